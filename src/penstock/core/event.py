@@ -1,0 +1,272 @@
+"""Events: everything that happens in a study, in the order it is acted on. The journal is a list of them.
+
+Each event becomes one record: its kind, its trial (or None), its time and a JSON payload. Kinds are stable
+names in old journals: add fields with defaults, never rename.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+from penstock.core.device import Share
+from penstock.core.errors import StoreCorrupt
+from penstock.core.group import Segment
+from penstock.core.measurement import Measurement, Source
+from penstock.core.trial import Checkpoint, Trial, TrialStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A driver begins or resumes the study."""
+
+    kind: ClassVar[str] = "session_opened"
+    time_s: float
+    host: str = ""
+    pid: int = 0
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """A driver leaves the study in good order. ``reason``: finished, budget, interrupted or error."""
+
+    kind: ClassVar[str] = "session_closed"
+    time_s: float
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The scheduler was asked with ``want`` and handed out a group.
+
+    Journalled before anything of the group starts. Replay asks the scheduler again with the same ``want``
+    and must get the same group.
+    """
+
+    kind: ClassVar[str] = "submitted"
+    time_s: float
+    want: int
+    segments: tuple[Segment, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A segment began to run."""
+
+    kind: ClassVar[str] = "started"
+    time_s: float
+    trial: int
+    start: int = 0
+    shares: tuple[Share, ...] = ()
+    attempt: int = 0
+    fused: tuple[int, ...] = ()  # all trials of the fused placement, this one included
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Metrics after ``epoch`` epochs (counted from 1).
+
+    ``train_s`` is the time the epoch took on its devices, ``energy`` what it drew, None where not metered.
+    """
+
+    kind: ClassVar[str] = "reported"
+    time_s: float
+    trial: int
+    epoch: int
+    metrics: Mapping[str, float]
+    train_s: float | None = None
+    energy: Measurement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint after ``epoch`` epochs lies complete at ``path`` (relative to the study's files)."""
+
+    kind: ClassVar[str] = "saved"
+    time_s: float
+    trial: int
+    epoch: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A segment is over.
+
+    Attributes:
+        status: PAUSED or COMPLETED (it ran to its end), STOPPED or FAILED.
+        epoch: Epochs the trial has behind it now.
+        reason: One line, for people.
+        error: The user's traceback, where there is one.
+        lost: The worker died or was lost, through no fault of the training function.
+        retry: The study will run the segment again (set by the study, not by executors).
+        kept: True when the trial was RUNNING up to a drain and simply goes on at the next resume.
+    """
+
+    kind: ClassVar[str] = "ended"
+    time_s: float
+    trial: int
+    status: TrialStatus
+    epoch: int
+    reason: str = ""
+    error: str = ""
+    lost: bool = False
+    retry: bool = False
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The scheduler gave up a paused trial: it will get no further segment."""
+
+    kind: ClassVar[str] = "dropped"
+    time_s: float
+    trial: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A fact that a room wants kept and shown (a power profile, an SM2 round, a violated limit ...)."""
+
+    kind: ClassVar[str] = "noted"
+    time_s: float
+    topic: str
+    data: Mapping[str, Any]
+    trial: int | None = None
+
+
+Event: TypeAlias = (
+    SessionOpened | SessionClosed | Submitted | Started | Reported | Saved | Ended | Dropped | Noted
+)
+
+Record: TypeAlias = tuple[str, int | None, float, dict[str, Any]]
+"""An event as kind, trial, time and JSON-able payload."""
+
+
+def measurement_to_json(measurement: Measurement) -> list[Any]:
+    """A measurement as a JSON list."""
+    return [measurement.value, measurement.unit, int(measurement.source), measurement.uncertainty]
+
+
+def measurement_from_json(data: list[Any]) -> Measurement:
+    """The measurement of a JSON list."""
+    return Measurement(data[0], data[1], Source(data[2]), data[3])
+
+
+def _segment_to_json(segment: Segment) -> dict[str, Any]:
+    trial = segment.trial
+    data: dict[str, Any] = {"id": trial.id, "seed": trial.seed, "last": segment.last, "until": segment.until}
+    data["config"] = dict(trial.config)
+    if trial.parent is not None:
+        data["parent"] = trial.parent
+    if segment.start:
+        data["start"] = segment.start
+    if segment.copy_from is not None:
+        data["copy_from"] = [segment.copy_from.trial, segment.copy_from.epoch]
+    return data
+
+
+def _segment_from_json(data: Mapping[str, Any]) -> Segment:
+    trial = Trial(data["id"], data["config"], data["seed"], data.get("parent"))
+    copied = data.get("copy_from")
+    return Segment(
+        trial,
+        start=data.get("start", 0),
+        until=data["until"],
+        last=data["last"],
+        copy_from=None if copied is None else Checkpoint(copied[0], copied[1]),
+    )
+
+
+def to_record(event: Event) -> Record:
+    """The event as a record."""
+    match event:
+        case Reported():
+            data: dict[str, Any] = {"e": event.epoch, "m": dict(event.metrics)}
+            if event.train_s is not None:
+                data["s"] = event.train_s
+            if event.energy is not None:
+                data["j"] = measurement_to_json(event.energy)
+            return event.kind, event.trial, event.time_s, data
+        case Started():
+            data = {"shares": [[s.device, s.fraction] for s in event.shares]}
+            if event.start:
+                data["start"] = event.start
+            if event.attempt:
+                data["attempt"] = event.attempt
+            if event.fused:
+                data["fused"] = list(event.fused)
+            return event.kind, event.trial, event.time_s, data
+        case Ended():
+            data = {"status": event.status.value, "e": event.epoch}
+            if event.reason:
+                data["reason"] = event.reason
+            if event.error:
+                data["error"] = event.error
+            for flag in ("lost", "retry", "kept"):
+                if getattr(event, flag):
+                    data[flag] = True
+            return event.kind, event.trial, event.time_s, data
+        case Submitted():
+            segments = [_segment_to_json(s) for s in event.segments]
+            data = {"want": event.want, "label": event.label, "segments": segments}
+            return event.kind, None, event.time_s, data
+        case Saved():
+            return event.kind, event.trial, event.time_s, {"e": event.epoch, "path": event.path}
+        case Dropped():
+            return event.kind, event.trial, event.time_s, {"reason": event.reason}
+        case Noted():
+            return event.kind, event.trial, event.time_s, {"topic": event.topic, "data": dict(event.data)}
+        case SessionOpened():
+            data = {"host": event.host, "pid": event.pid, "note": dict(event.note)}
+            return event.kind, None, event.time_s, data
+        case SessionClosed():
+            return event.kind, None, event.time_s, {"reason": event.reason, "detail": event.detail}
+
+
+def from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str, Any]) -> Event:
+    """The event of a record.
+
+    Raises:
+        StoreCorrupt: The record is not one of ours.
+    """
+    try:
+        return _from_record(kind, trial, time_s, data)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise StoreCorrupt(f"A {kind!r} record can't be read: {error!r}.") from error
+
+
+def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str, Any]) -> Event:
+    if kind == "submitted":
+        segments = tuple(_segment_from_json(s) for s in data["segments"])
+        return Submitted(time_s, data["want"], segments, data["label"])
+    if kind == "session_opened":
+        return SessionOpened(time_s, data["host"], data["pid"], data.get("note", {}))
+    if kind == "session_closed":
+        return SessionClosed(time_s, data["reason"], data["detail"])
+    if kind == "noted":
+        return Noted(time_s, data["topic"], data["data"], trial)
+    if trial is None:
+        raise StoreCorrupt(f"A {kind!r} record has no trial.")
+    if kind == "reported":
+        energy = data.get("j")
+        joules = None if energy is None else measurement_from_json(energy)
+        return Reported(time_s, trial, data["e"], data["m"], data.get("s"), joules)
+    if kind == "started":
+        shares = tuple(Share(device, fraction) for device, fraction in data["shares"])
+        attempt, fused = data.get("attempt", 0), tuple(data.get("fused", ()))
+        return Started(time_s, trial, data.get("start", 0), shares, attempt, fused)
+    if kind == "ended":
+        flags = {flag: bool(data.get(flag)) for flag in ("lost", "retry", "kept")}
+        reason, error = data.get("reason", ""), data.get("error", "")
+        return Ended(time_s, trial, TrialStatus(data["status"]), data["e"], reason, error, **flags)
+    if kind == "saved":
+        return Saved(time_s, trial, data["e"], data["path"])
+    if kind == "dropped":
+        return Dropped(time_s, trial, data["reason"])
+    raise StoreCorrupt(f"Unknown kind of record {kind!r}: written by a newer Penstock? Upgrade to read it.")

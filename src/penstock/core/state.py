@@ -1,0 +1,251 @@
+"""The state of a study as a fold over its events. Pure: the same events give the same state.
+
+``StudyState`` is the one place that knows what events mean. The study applies each event right after it is
+journalled; a resume, a report and the dashboard apply the journal from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.device import Share
+from penstock.core.event import (
+    Dropped,
+    Ended,
+    Event,
+    Noted,
+    Reported,
+    Saved,
+    SessionClosed,
+    SessionOpened,
+    Started,
+    Submitted,
+)
+from penstock.core.group import Segment
+from penstock.core.measurement import Measurement
+from penstock.core.trial import Config, TrialStatus
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """What is known of one trial. Written by ``StudyState.apply`` alone; read-only for everybody else.
+
+    Attributes:
+        segment: The latest segment handed out for it.
+        epoch: Epochs reported so far; a retry from an older checkpoint does not lower it.
+        reports: One per epoch, in order.
+        saved: Path of each known checkpoint by its epoch, oldest first.
+        attempts: Failed tries of the present segment.
+        devices: What it runs on, or ran on last.
+        busy_s: Time spent running, over all segments and tries.
+    """
+
+    id: int
+    config: Config
+    seed: int
+    segment: Segment
+    parent: int | None = None
+    status: TrialStatus = TrialStatus.WAITING
+    epoch: int = 0
+    reports: list[Reported] = field(default_factory=list)
+    saved: dict[int, str] = field(default_factory=dict)
+    attempts: int = 0
+    retries: int = 0
+    reason: str = ""
+    error: str = ""
+    shares: tuple[Share, ...] = ()
+    created_s: float = 0.0
+    started_s: float | None = None
+    ended_s: float | None = None
+    busy_s: float = 0.0
+    energy: Measurement | None = None
+    _running_since_s: float | None = None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The latest report's metrics; empty before the first."""
+        return self.reports[-1].metrics if self.reports else {}
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many trials are in which state."""
+
+    waiting: int = 0
+    running: int = 0
+    paused: int = 0
+    completed: int = 0
+    stopped: int = 0
+    failed: int = 0
+
+    @property
+    def total(self) -> int:
+        """All trials."""
+        return self.waiting + self.running + self.paused + self.completed + self.stopped + self.failed
+
+    @property
+    def ended(self) -> int:
+        """Trials to which nothing more happens."""
+        return self.completed + self.stopped + self.failed
+
+
+class StudyState:
+    """The fold. ``apply`` each event once, in journal order.
+
+    Events that say nothing new (a second report of an epoch after a retry, the end of a trial that is not
+    running) are accepted and change nothing, so a replayed or doubled message does no harm.
+    """
+
+    def __init__(self) -> None:
+        self.trials: dict[int, TrialRecord] = {}
+        self.counts = Counts()
+        self.epochs = 0  # reported epochs, over all trials
+        self.energy: Measurement | None = None
+        self.notes: list[Noted] = []
+        self.sessions: list[SessionOpened] = []
+        self.closed: SessionClosed | None = None
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.spent_s = 0.0  # wall time of all sessions
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> StudyState:
+        """The state after ``events``."""
+        state = cls()
+        for event in events:
+            state.apply(event)
+        return state
+
+    def apply(self, event: Event) -> bool:
+        """Fold one event in; returns whether it said anything new."""
+        if self.first_s is None:
+            self.first_s = event.time_s
+        if not isinstance(event, SessionOpened):
+            self.spent_s += max(0.0, event.time_s - self.last_s)
+        self.last_s = max(self.last_s, event.time_s)
+        match event:
+            case Reported():
+                return self._reported(event)
+            case Started():
+                return self._started(event)
+            case Ended():
+                return self._ended(event)
+            case Submitted():
+                for segment in event.segments:
+                    self._submitted(segment, event.time_s)
+            case Saved():
+                self.trials[event.trial].saved[event.epoch] = event.path
+            case Dropped():
+                record = self.trials[event.trial]
+                if record.status.is_end:
+                    return False
+                record.reason = event.reason
+                record.ended_s = event.time_s
+                self._move(record, TrialStatus.STOPPED)
+            case Noted():
+                self.notes.append(event)
+            case SessionOpened():
+                self.sessions.append(event)
+                self.closed = None
+                self.last_s = event.time_s
+                self._settle(event.time_s)
+            case SessionClosed():
+                self.closed = event
+        return True
+
+    def _move(self, record: TrialRecord, status: TrialStatus) -> None:
+        counts = self.counts
+        old, new = record.status.value, status.value
+        setattr(counts, old, getattr(counts, old) - 1)
+        setattr(counts, new, getattr(counts, new) + 1)
+        record.status = status
+
+    def _submitted(self, segment: Segment, time_s: float) -> None:
+        trial = segment.trial
+        record = self.trials.get(trial.id)
+        if record is None:
+            record = TrialRecord(trial.id, trial.config, trial.seed, segment, trial.parent, created_s=time_s)
+            self.trials[trial.id] = record
+            self.counts.waiting += 1
+            return
+        record.segment = segment
+        record.config = trial.config  # PBT's explore changes it
+        record.attempts = 0
+        record.ended_s = None
+        self._move(record, TrialStatus.WAITING)
+
+    def _started(self, event: Started) -> bool:
+        record = self.trials[event.trial]
+        if record.status is TrialStatus.RUNNING:
+            return False
+        self._move(record, TrialStatus.RUNNING)
+        record.shares = event.shares
+        record._running_since_s = event.time_s
+        if record.started_s is None:
+            record.started_s = event.time_s
+        return True
+
+    def _reported(self, event: Reported) -> bool:
+        record = self.trials[event.trial]
+        if event.energy is not None:  # spent is spent, also for an epoch that is run again
+            record.energy = event.energy if record.energy is None else record.energy + event.energy
+            self.energy = event.energy if self.energy is None else self.energy + event.energy
+        if event.epoch <= record.epoch:
+            return False
+        record.epoch = event.epoch
+        record.reports.append(event)
+        self.epochs += 1
+        return True
+
+    def _ended(self, event: Ended) -> bool:
+        record = self.trials[event.trial]
+        if record.status is not TrialStatus.RUNNING and record.status is not TrialStatus.WAITING:
+            return False
+        if record._running_since_s is not None:
+            record.busy_s += max(0.0, event.time_s - record._running_since_s)
+            record._running_since_s = None
+        if event.status is TrialStatus.FAILED:
+            record.attempts += 1
+            record.error = event.error
+        record.reason = event.reason
+        if event.retry or event.kept:
+            record.retries += event.retry
+            self._move(record, TrialStatus.WAITING)
+            return True
+        if event.status.is_end:
+            record.ended_s = event.time_s
+        self._move(record, event.status)
+        return True
+
+    def _settle(self, time_s: float) -> None:
+        """A new session: what ran when the last driver died waits to be run again."""
+        for record in self.trials.values():
+            if record.status is TrialStatus.RUNNING:
+                record._running_since_s = None
+                self._move(record, TrialStatus.WAITING)
+
+    def validate(self) -> None:
+        """Assert the invariants; called by tests."""
+        tally = Counts()
+        for record in self.trials.values():
+            setattr(tally, record.status.value, getattr(tally, record.status.value) + 1)
+            epochs = [report.epoch for report in record.reports]
+            assert epochs == sorted(set(epochs)), f"trial {record.id}: epochs {epochs} not increasing"
+            assert record.epoch == (epochs[-1] if epochs else 0)
+        assert tally == self.counts, f"{tally} != {self.counts}"
+        assert self.epochs == sum(len(record.reports) for record in self.trials.values())
+
+
+def summary(state: StudyState) -> dict[str, Any]:
+    """The state's headline numbers as JSON-able values."""
+    counts = state.counts
+    return {
+        "trials": counts.total,
+        **{name: getattr(counts, name) for name in Counts.__slots__},
+        "epochs": state.epochs,
+        "spent_s": state.spent_s,
+        "energy_j": None if state.energy is None else state.energy.joules,
+        "energy_source": None if state.energy is None else str(state.energy.source),
+    }

@@ -1,0 +1,103 @@
+"""The contract of executors: where placements run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.core import Clock, Event, Free, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What an executor needs to know to run a study's trials.
+
+    Attributes:
+        work: The training function, Task or Command.
+        files: Folder for checkpoints and logs; exists. Workers on other machines reach it too, or the executor
+            brings the files over.
+        metrics: Metrics that every report must contain (the objectives).
+        timeout_s: Kill a trial that reports nothing for so long; None: never.
+        meter: Whether energy is metered.
+        options: Further facts for workers, by room.
+    """
+
+    work: Any
+    files: Path
+    metrics: tuple[str, ...]
+    timeout_s: float | None = None
+    meter: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A placement with what the study knows of its segments' trials.
+
+    Attributes:
+        placement: What runs where.
+        checkpoints: Per segment, the path of the checkpoint to start from (relative to the files), or None.
+        known: Per segment, the last epoch whose report is in the journal: a worker that finds a newer
+            checkpoint on disk than the journal knows of goes on from it and re-sends the reports between.
+    """
+
+    placement: Placement
+    checkpoints: tuple[str | None, ...]
+    known: tuple[int, ...]
+
+
+class Executor(ABC):
+    """Runs placements and tells what happened.
+
+    Called by the study alone, from one thread. The executor owns its processes, threads and clock; ``close``
+    ends them. Nothing runs before ``open`` and the constructor only checks its arguments. Every launched segment
+    gives a ``Started``, then ``Reported`` and ``Saved`` events in epoch order, then exactly one ``Ended``,
+    also when its worker dies (``lost=True``) or is stopped. A failed training never takes the executor down.
+    """
+
+    @property
+    @abstractmethod
+    def clock(self) -> Clock:
+        """The clock its events are stamped with."""
+
+    @abstractmethod
+    def open(self, job: Job) -> None:
+        """Make ready to run ``job``'s trials; check that it can be shipped to workers.
+
+        Raises:
+            InvalidInput: The work can't be pickled; says what in it can't.
+        """
+
+    @abstractmethod
+    def free(self) -> Sequence[Free]:
+        """What is free now: devices with a fraction or a backlog left. Cheap: proportional to what is free."""
+
+    @property
+    @abstractmethod
+    def slots(self) -> int:
+        """How many devices there are in all."""
+
+    @abstractmethod
+    def launch(self, launches: Sequence[Launch]) -> None:
+        """Start placements whose shares are free. Returns at once."""
+
+    @abstractmethod
+    def stop(self, trials: Sequence[int], *, reason: str, keep: bool = False) -> None:
+        """End these trials' segments at their next report: STOPPED, or with ``keep`` PAUSED and ``kept``.
+
+        A queued segment that has not started ends at once. A trial that is not running is ignored.
+        """
+
+    @abstractmethod
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        """Wait for events, at most ``timeout_s`` (None: until there are some; 0: don't wait).
+
+        Returns all that are there, in order per trial. Empty when the time is up or nothing is running.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers. Idempotent."""

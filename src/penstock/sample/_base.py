@@ -1,0 +1,70 @@
+"""The contract of samplers: which configuration next."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.core import Config, Values
+from penstock.space import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a sampler is told of a trial.
+
+    Told whenever a trial's segment ends: once per rung under a multi-fidelity scheduler, the later and larger
+    ``epoch`` superseding the earlier one of the same ``trial``.
+
+    Attributes:
+        trial: The trial's number.
+        config: Its configuration.
+        values: Its objectives, lower is better; None for a failure.
+        epoch: Epochs behind it when ``values`` was reported.
+        final: The trial gets no further segment.
+    """
+
+    trial: int
+    config: Config
+    values: Values | None
+    epoch: int = 0
+    final: bool = True
+
+
+class Sampler(ABC):
+    """Proposes configurations.
+
+    Called by the study alone, from one thread. Pure: no I/O, no clock; all randomness comes from the seed
+    given to ``start`` **and the number of configurations asked so far**, never from a running stream, so that
+    ``skip(n)`` puts a fresh sampler where one that answered ``n`` proposals would be. That makes a resume
+    cheap: the study replays tells and skips asks. A sampler object belongs to one study at a time; ``start``
+    resets it.
+    """
+
+    learns: ClassVar[bool] = True
+    """Whether proposals depend on what was told. If not, a scheduler may ask for all at once."""
+
+    @abstractmethod
+    def start(self, space: Space, *, objectives: int, seed: int) -> None:
+        """Begin a study of ``space`` with ``objectives`` values per observation (all minimised)."""
+
+    @abstractmethod
+    def ask(self, n: int) -> list[Config]:
+        """Up to ``n`` valid configurations; fewer (or none) only when the sampler is exhausted."""
+
+    @abstractmethod
+    def skip(self, configs: Sequence[Config], trials: Sequence[int]) -> None:
+        """Take ``configs`` as if ``ask`` had answered them, under the numbers ``trials`` (a resume)."""
+
+    @abstractmethod
+    def adopt(self, config: Config, trial: int) -> None:
+        """Learn the number of a configuration from ``ask``, or of one that came from elsewhere (warm start).
+
+        It counts as pending until ``tell`` says it is final.
+        """
+
+    @abstractmethod
+    def tell(self, observation: Observation) -> None:
+        """Learn a result."""

@@ -1,0 +1,107 @@
+"""The contract of schedulers: how much budget each configuration gets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.core import Config, Trial, TrialGroup, TrialStatus, Values
+
+Propose: TypeAlias = Callable[[int], Sequence[Trial]]
+"""``propose(n)``: up to n new trials, numbered; fewer only when the sampler or the budget is exhausted."""
+
+Derive: TypeAlias = Callable[[Config, int], Trial]
+"""``derive(config, parent)``: a new trial made from another one (PBT's explore as a new trial)."""
+
+Order: TypeAlias = Callable[[Sequence[Values]], list[int]]
+"""``order(values)``: indices from best to worst, ties in the given order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a scheduler may call, and its seed. Handed over in ``start``; all calls are pure.
+
+    Attributes:
+        propose: New trials from the sampler.
+        order: Ranks values by the study's goal (several objectives: by Pareto fronts).
+        space: The study's Space (PBT perturbs within it). Typed as object: the rooms meet through core.
+        learns: Whether the sampler learns from results; if not, ask for whole groups at once.
+        seed: For the scheduler's own random choices.
+    """
+
+    propose: Propose
+    order: Order
+    space: object
+    learns: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a segment ended, after retries.
+
+    Attributes:
+        trial: The trial's number.
+        status: PAUSED or COMPLETED (it ran to its end), STOPPED (by a rule, a limit or the user: it gets no
+            further segment) or FAILED.
+        epoch: Epochs behind it.
+        values: Its objectives at ``epoch``, lower is better; None if it reported none or failed.
+    """
+
+    trial: int
+    status: TrialStatus
+    epoch: int
+    values: Values | None
+
+
+class Scheduler(ABC):
+    """Hands out TrialGroups and learns how they ended.
+
+    Called by the study alone, from one thread. Pure and deterministic: the same calls in the same order give
+    the same groups, for a resume replays them. ``start`` resets the object; it belongs to one study at a time.
+
+    Attributes:
+        sampler: A ``Sampler`` the user composed in (``Hyperband(sampler=TPE())``), or None for the study's. The
+            scheduler only carries it; new trials come from ``Rules.propose``.
+        max_epochs: The largest budget a trial can get, None if the training function decides.
+    """
+
+    sampler: object | None = None
+    max_epochs: int | None = None
+
+    @abstractmethod
+    def start(self, rules: Rules) -> None:
+        """Begin a study."""
+
+    @abstractmethod
+    def next(self, want: int) -> TrialGroup | None:
+        """A group to run now, or None: nothing until more outcomes are known, or nothing ever (``done``).
+
+        Called again and again until it answers None. ``want`` is how many segments could start at once; a
+        synchronous scheduler may hand out more (the rest queues), and one with a sampler that learns should
+        not propose more than ``want`` new trials ahead.
+        """
+
+    @abstractmethod
+    def ended(self, outcome: Outcome) -> None:
+        """A segment of a group is over."""
+
+    @abstractmethod
+    def drops(self) -> Sequence[int]:
+        """Paused trials given up since the last call: they get no further segment."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether ``next`` will never hand out a group again, given that nothing is running."""
+
+    @property
+    @abstractmethod
+    def expected(self) -> int | None:
+        """How many segments there will be in all, as far as known; for the ETA."""
+
+    def to_json(self) -> dict[str, object]:
+        """Name and parameters, for the journal: a resume with other parameters is refused."""
+        return {"name": type(self).__name__}
