@@ -1,1 +1,70 @@
-"""Penstock."""
+"""Penstock finds good hyperparameters while spending as little energy, time and hardware as possible.
+
+The rooms, from the ground up (imports point downwards only):
+
+- ``core``: frozen values that the rooms exchange: trials, groups, plans, events, measurements, devices, errors
+- ``space``: where configurations come from: domains, conditions, encoding
+- ``goal``: what is better: objectives, budgets, Pareto sets
+- ``predict``: cost before running
+- ``energy``: sensors, meter, attribution, power limits, carbon
+- ``model``: rewrites of torch models
+- ``store``: the journal of a study, in SQLite or PostgreSQL
+- ``sample``: which configuration comes next
+- ``schedule``: how much budget each configuration gets
+- ``plan``: which trials run where
+- ``train``: what a training function sees, and the worker that calls it
+- ``execute``: where trials run: local processes, simulated devices
+- ``recurring``: a job that runs again and again
+- ``report``: terminal views and reports
+- ``study``: the loop that joins the rooms
+- ``cli``, ``integrations``: ways in from outside
+
+Every public name is an attribute of this package and is loaded when first used, so that ``import penstock`` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "penstock.core": ("Device", "Measurement", "Source", "TrialStatus", "errors"),
+    "penstock.space": ("Choice", "Float", "Int", "Space", "equals", "one_of"),
+    "penstock.goal": ("Budget",),
+    "penstock.sample": ("Grid", "OptunaSampler", "Random", "TPE", "Walk", "WarmStart"),
+    "penstock.schedule": ("ASHA", "Full", "Halving", "Hyperband", "MedianStop", "PBT", "Plateau"),
+    "penstock.train": ("Command", "Run"),
+    "penstock.execute": ("Local", "Simulated"),
+    "penstock.study": ("Study",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: PLE0604, RUF022
+    "__version__",
+    *sorted(_HOME_OF),
+]
+
+if TYPE_CHECKING:
+    from penstock.core import Device, Measurement, Source, TrialStatus, errors
+    from penstock.execute import Local, Simulated
+    from penstock.goal import Budget
+    from penstock.sample import TPE, Grid, OptunaSampler, Random, Walk, WarmStart
+    from penstock.schedule import ASHA, PBT, Full, Halving, Hyperband, MedianStop, Plateau
+    from penstock.space import Choice, Float, Int, Space, equals, one_of
+    from penstock.study import Study
+    from penstock.train import Command, Run
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -19,7 +19,7 @@ from penstock.core.event import (
 )
 from penstock.core.group import Segment, TrialGroup
 from penstock.core.measurement import Measurement, Source, total
-from penstock.core.plan import Free, Placement, Plan, PlanPass
+from penstock.core.plan import Free, Placement, Plan, PlanPass, Resize, Running
 from penstock.core.state import Counts, StudyState, TrialRecord, summary
 from penstock.core.trial import Checkpoint, Config, Trial, TrialStatus, Values
 
@@ -39,6 +39,8 @@ __all__ = [
     "Plan",
     "PlanPass",
     "Reported",
+    "Resize",
+    "Running",
     "Saved",
     "Segment",
     "SessionClosed",

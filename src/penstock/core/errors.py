@@ -5,6 +5,8 @@ PenstockError
  │   └─ SpaceError                      a domain, a condition or a configuration is wrong
  ├─ MissingDependency (also ImportError)  an extra is not installed; says which
  ├─ Unsupported                         this machine or device cannot do it
+ ├─ SensorError                         a device can't be read: lost, stalled, its files unreadable
+ │   └─ NotPermitted                    this user may not read it or set its power limit; says the remedy
  ├─ StoreError                          the journal cannot be used
  │   ├─ StoreLocked                     another process writes this study
  │   ├─ StoreUnwritable                 disk full, read-only, no permission; nothing was half-written
@@ -34,6 +36,14 @@ class MissingDependency(PenstockError, ImportError):
 
 class Unsupported(PenstockError):
     """This machine, device or backend cannot do what was asked."""
+
+
+class SensorError(PenstockError):
+    """The energy of a device can't be read: it is lost, its counter stalled, its files are unreadable."""
+
+
+class NotPermitted(SensorError):
+    """This user may not read a device's energy or set its power limit. The text names the remedy."""
 
 
 class StoreError(PenstockError):

@@ -168,6 +168,8 @@ def _segment_to_json(segment: Segment) -> dict[str, Any]:
         data["start"] = segment.start
     if segment.copy_from is not None:
         data["copy_from"] = [segment.copy_from.trial, segment.copy_from.epoch]
+    if segment.options:
+        data["options"] = dict(segment.options)
     return data
 
 
@@ -180,6 +182,7 @@ def _segment_from_json(data: Mapping[str, Any]) -> Segment:
         until=data["until"],
         last=data["last"],
         copy_from=None if copied is None else Checkpoint(copied[0], copied[1]),
+        options=data.get("options", {}),
     )
 
 

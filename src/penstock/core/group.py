@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.core.trial import Checkpoint, Trial
 
@@ -18,6 +20,8 @@ class Segment:
         last: Whether the trial is complete when the segment ends; otherwise it is paused, to be promoted
             (another segment) or stopped by the scheduler.
         copy_from: Start from another trial's checkpoint instead of its own (PBT's exploit).
+        options: JSON-able facts for the worker about how to train this stretch (SM2's exploratory and
+            thorough modes); the Run shows them as ``run.options``.
     """
 
     trial: Trial
@@ -25,6 +29,7 @@ class Segment:
     until: int | None = None
     last: bool = True
     copy_from: Checkpoint | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,20 @@ class Placement:
         exclusive: Nothing else may run on its devices at the same time (e.g. while power limits
             are profiled).
         attempt: How often its segments have been tried before (0 the first time).
+        expected_s: How long its segments would take alone on one whole device; None: not known.
+        memory_bytes: The most memory it needs on a device; None: not known.
+        max_devices: Over how many devices it can spread, and change that while it runs; 1: it can't.
+        since_s: When it was queued, on the executor's clock: who waits long is not passed for ever.
     """
 
     segments: tuple[Segment, ...]
     shares: tuple[Share, ...] = ()
     exclusive: bool = False
     attempt: int = 0
+    expected_s: float | None = None
+    memory_bytes: int | None = None
+    max_devices: int = 1
+    since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,38 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """A placement that runs.
+
+    Attributes:
+        placement: With the shares it holds now; with a change of them under way, those it will hold.
+        remaining_s: How long it would still take alone on one whole device; None: not known.
+        rank: Its place among the study's trials by the goal, 0 being the best; None: not known yet.
+        changing: A change of its shares was asked for and has not taken place yet.
+    """
+
+    placement: Placement
+    remaining_s: float | None = None
+    rank: int | None = None
+    changing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """An order to a running placement: go on with these shares from the end of the current iteration.
+
+    New shares are taken from what is free at once; those given up become free when the change takes place.
+
+    Attributes:
+        placement: As it runs now.
+        shares: What it is to run on.
+    """
+
+    placement: Placement
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A step of planning.
 
@@ -53,11 +93,15 @@ class Plan:
             least as long as what could be placed at once.
         free: Devices with something free.
         placed: Placements with devices, to be launched now.
+        running: What runs already, for the passes that look at it.
+        resized: Running placements whose shares are to change.
     """
 
     waiting: tuple[Placement, ...] = ()
     free: tuple[Free, ...] = ()
     placed: tuple[Placement, ...] = ()
+    running: tuple[Running, ...] = ()
+    resized: tuple[Resize, ...] = ()
 
 
 PlanPass: TypeAlias = Callable[[Plan], Plan]

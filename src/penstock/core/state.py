@@ -40,6 +40,8 @@ class TrialRecord:
         attempts: Failed tries of the present segment.
         devices: What it runs on, or ran on last.
         busy_s: Time spent running, over all segments and tries.
+        train_s: Time its epochs took on their devices, epochs that were run again included.
+        unfinished: Its segment is yet to run to its end: what a resume has to run.
     """
 
     id: int
@@ -61,6 +63,8 @@ class TrialRecord:
     ended_s: float | None = None
     busy_s: float = 0.0
     energy: Measurement | None = None
+    train_s: float = 0.0
+    unfinished: bool = True
     _running_since_s: float | None = None
 
     @property
@@ -143,6 +147,7 @@ class StudyState:
                     return False
                 record.reason = event.reason
                 record.ended_s = event.time_s
+                record.unfinished = False
                 self._move(record, TrialStatus.STOPPED)
             case Noted():
                 self.notes.append(event)
@@ -174,6 +179,7 @@ class StudyState:
         record.config = trial.config  # PBT's explore changes it
         record.attempts = 0
         record.ended_s = None
+        record.unfinished = True
         self._move(record, TrialStatus.WAITING)
 
     def _started(self, event: Started) -> bool:
@@ -192,6 +198,8 @@ class StudyState:
         if event.energy is not None:  # spent is spent, also for an epoch that is run again
             record.energy = event.energy if record.energy is None else record.energy + event.energy
             self.energy = event.energy if self.energy is None else self.energy + event.energy
+        if event.train_s is not None:
+            record.train_s += event.train_s
         if event.epoch <= record.epoch:
             return False
         record.epoch = event.epoch
@@ -210,19 +218,25 @@ class StudyState:
             record.attempts += 1
             record.error = event.error
         record.reason = event.reason
-        if event.retry or event.kept:
-            record.retries += event.retry
+        if event.retry:
+            record.retries += 1
             self._move(record, TrialStatus.WAITING)
             return True
+        if event.kept:
+            self._move(record, TrialStatus.PAUSED)
+            return True
+        record.unfinished = False
         if event.status.is_end:
             record.ended_s = event.time_s
         self._move(record, event.status)
         return True
 
     def _settle(self, time_s: float) -> None:
-        """A new session: what ran when the last driver died waits to be run again."""
+        """A new session: what ran when the last driver left or died waits to be run again."""
         for record in self.trials.values():
-            if record.status is TrialStatus.RUNNING:
+            if record.status is TrialStatus.RUNNING or (
+                record.unfinished and record.status is TrialStatus.PAUSED
+            ):
                 record._running_since_s = None
                 self._move(record, TrialStatus.WAITING)
 

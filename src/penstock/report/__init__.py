@@ -1,1 +1,19 @@
-"""report."""
+"""What people see: the terminal while a study runs, reports afterwards."""
+
+from penstock.report._read import Journal, read_journal, row, summarize
+from penstock.report._text import summary_text
+from penstock.report._view import JsonlView, LineView, LiveView, QuietView, View, open_view
+
+__all__ = [
+    "Journal",
+    "JsonlView",
+    "LineView",
+    "LiveView",
+    "QuietView",
+    "View",
+    "open_view",
+    "read_journal",
+    "row",
+    "summarize",
+    "summary_text",
+]

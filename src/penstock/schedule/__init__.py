@@ -1,1 +1,20 @@
-"""schedule."""
+"""How much budget each configuration gets: Full, Halving, Hyperband, ASHA, PBT; and stopping rules."""
+
+from penstock.schedule._asha import ASHA
+from penstock.schedule._base import Derive, Order, Outcome, Propose, Rules, Scheduler
+from penstock.schedule._full import Full
+from penstock.schedule._halving import Halving
+from penstock.schedule._hyperband import Hyperband
+
+__all__ = [
+    "ASHA",
+    "Derive",
+    "Full",
+    "Halving",
+    "Hyperband",
+    "Order",
+    "Outcome",
+    "Propose",
+    "Rules",
+    "Scheduler",
+]

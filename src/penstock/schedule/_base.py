@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.core import Config, Trial, TrialGroup, TrialStatus, Values
+from penstock.core import Config, Measurement, Trial, TrialGroup, TrialStatus, Values
 
 Propose: TypeAlias = Callable[[int], Sequence[Trial]]
 """``propose(n)``: up to n new trials, numbered; fewer only when the sampler or the budget is exhausted."""
@@ -29,6 +29,7 @@ class Rules:
         space: The study's Space (PBT perturbs within it). Typed as object: the rooms meet through core.
         learns: Whether the sampler learns from results; if not, ask for whole groups at once.
         seed: For the scheduler's own random choices.
+        derive: New trials made from others (PBT replaces members that failed); None: no such trials.
     """
 
     propose: Propose
@@ -36,6 +37,7 @@ class Rules:
     space: object
     learns: bool
     seed: int
+    derive: Derive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +50,38 @@ class Outcome:
             further segment) or FAILED.
         epoch: Epochs behind it.
         values: Its objectives at ``epoch``, lower is better; None if it reported none or failed.
+        metrics: All metrics of its last report, as reported (SM2 reads the learning rate it found); empty if
+            it reported none.
+        energy: What the epochs reported in this segment drew, None where not metered.
     """
 
     trial: int
     status: TrialStatus
     epoch: int
     values: Values | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    energy: Measurement | None = None
+
+    @property
+    def rankable(self) -> Values | None:
+        """The values if the segment ran to its end and they are numbers; a failure or a stop ranks last."""
+        if self.status is not TrialStatus.PAUSED and self.status is not TrialStatus.COMPLETED:
+            return None
+        if self.values is None or any(value != value for value in self.values):
+            return None
+        return self.values
 
 
 class Scheduler(ABC):
     """Hands out TrialGroups and learns how they ended.
 
     Called by the study alone, from one thread. Pure and deterministic: the same calls in the same order give
-    the same groups, for a resume replays them. ``start`` resets the object; it belongs to one study at a time.
+    the same groups, for a resume replays them. ``start`` resets the object; it belongs to one study at a
+    time.
 
     Attributes:
-        sampler: A ``Sampler`` the user composed in (``Hyperband(sampler=TPE())``), or None for the study's. The
-            scheduler only carries it; new trials come from ``Rules.propose``.
+        sampler: A ``Sampler`` the user composed in (``Hyperband(sampler=TPE())``), or None for the study's.
+            The scheduler only carries it; new trials come from ``Rules.propose``.
         max_epochs: The largest budget a trial can get, None if the training function decides.
     """
 
@@ -81,7 +98,8 @@ class Scheduler(ABC):
 
         Called again and again until it answers None. ``want`` is how many segments could start at once; a
         synchronous scheduler may hand out more (the rest queues), and one with a sampler that learns should
-        not propose more than ``want`` new trials ahead.
+        not propose more than ``want`` new trials ahead. With ``want`` 0 no new trials are proposed; a
+        synchronous scheduler still hands out a rung that is ready.
         """
 
     @abstractmethod

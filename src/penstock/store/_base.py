@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from penstock.core import Event
 
@@ -33,8 +34,13 @@ class StudyEntry:
 class Store(ABC):
     """Keeps the journals of studies.
 
-    One process writes a study at a time (``lock``); any number read. Used from one thread. ``append`` returns
-    when the events are durable, all or none of them. Opening a store for reading creates nothing.
+    One process writes a study at a time (``lock``); any number read while it does, from this machine or, with
+    PostgreSQL, from others. An object is used from one thread and by the process that opened it: it is not
+    carried over a fork. ``append`` returns when the events are durable, all or none of them. Opening a store
+    for reading creates nothing. No text, error or ``repr`` of a store shows a password.
+
+    Going on after damage: ``tail_ok`` says how many records at the beginning are sound, ``cut`` sets the rest
+    aside. Where the file itself is damaged, ``penstock.store.salvage`` copies what reads into a new store.
     """
 
     @property
@@ -45,7 +51,10 @@ class Store(ABC):
     @property
     @abstractmethod
     def files(self) -> Path | None:
-        """The folder for checkpoints and logs beside the journal; None where the store implies none."""
+        """The folder for checkpoints and logs beside the journal; None where the store implies none.
+
+        Not created by the store.
+        """
 
     @abstractmethod
     def studies(self) -> list[StudyEntry]:
@@ -73,10 +82,12 @@ class Store(ABC):
 
     @abstractmethod
     def lock(self, study: int) -> None:
-        """Become the study's writer until ``close`` or the end of the process.
+        """Become the study's writer until ``close`` or the end of the process, however it ends.
+
+        Locking again what this store has locked changes nothing.
 
         Raises:
-            StoreLocked: Another process is.
+            StoreLocked: Another process, or another open store of this one, is. Says which process.
         """
 
     @abstractmethod
@@ -84,16 +95,36 @@ class Store(ABC):
         """Write events durably, in one transaction.
 
         Raises:
-            StoreUnwritable: Nothing of ``events`` was written; what was there before is intact.
+            StoreError: The study isn't locked by this store.
+            StoreUnwritable: Nothing of ``events`` was written; what was there before is intact, and a later
+                call works when the cause is gone.
+            InvalidInput: An event holds something that JSON can't; nothing was written.
         """
 
     @abstractmethod
     def read(self, study: int, *, after: int = 0) -> Iterator[tuple[int, Event]]:
         """The study's events in order, numbered from 1, those with a number above ``after``.
 
+        Ends at the last event there is when the iteration starts; ask again with ``after`` for later ones. No
+        transaction stays open between two events.
+
         Raises:
-            StoreCorrupt: At the first record that does not read back, after all that precede it. ``problem``
-                of a later call to ``read`` does not change.
+            StoreCorrupt: At the first record that does not read back, after all that precede it. Says which.
+        """
+
+    @abstractmethod
+    def tail_ok(self, study: int) -> int:
+        """How many records, from the first on, are sound: ``keep`` for ``cut``. Never raises StoreCorrupt."""
+
+    @abstractmethod
+    def cut(self, study: int, *, keep: int) -> int:
+        """Set aside the records numbered above ``keep``; returns how many.
+
+        They move to the table of cut records, from where a person can still read them.
+
+        Raises:
+            StoreError: The study isn't locked by this store.
+            InvalidInput: There are fewer than ``keep`` records.
         """
 
     @abstractmethod
@@ -101,9 +132,32 @@ class Store(ABC):
         """A JSON value that outlives studies (a power profile, a hardware profile), or None."""
 
     @abstractmethod
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys that start with ``prefix`` and have a value, sorted by code points."""
+
+    @abstractmethod
     def put(self, key: str, value: Any) -> None:
-        """Keep a JSON value under a key, replacing the old one."""
+        """Keep a JSON value under a key, replacing the old one. Needs no lock; safe among processes."""
+
+    @abstractmethod
+    def update(self, key: str, change: Callable[[Any | None], Any]) -> Any:
+        """Replace the value under a key by ``change(value)``, as one step among all processes.
+
+        ``change`` gets None where there is no value, and is called with writers of the same key waiting: keep
+        it short. It may be called again after a lost connection. If it raises, nothing changes.
+
+        Returns:
+            The new value.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Release the lock and the connections. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,56 @@
+# make quickstart: install and tune a small network end to end.   make test: install and run every check.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: quickstart test lint unit format bench clean help
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
+
+quickstart: $(VENV)/.quickstart ## Install, tune a small network on digits, print what was found and what it cost
+	$(BIN)/python examples/quickstart.py
+
+test: lint unit ## Install what tests need, lint, and run all tests
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+unit: $(VENV)/.dev ## All tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks
+
+bench-%: $(VENV)/.bench ## Run one benchmark, e.g. bench-throughput; results land in benchmarks/results
+	$(BIN)/python benchmarks/$*.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Penstock needs Python 3.11 or newer; run: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: whatever comes after must be content with the build that is there.
+$(VENV)/.torch: $(VENV)/bin/python constraints.txt
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.quickstart: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

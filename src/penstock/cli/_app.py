@@ -1,0 +1,233 @@
+"""The command line: ``penstock tune | resume | report | trials | simulate``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
+
+if TYPE_CHECKING:
+    from penstock.goal import Budget
+    from penstock.study import Study
+
+app = typer.Typer(
+    name="penstock",
+    help="Find good hyperparameters while spending as little energy, time and hardware as possible.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A path or a postgresql:// URL.")]
+StudyOption = Annotated[str | None, typer.Option("--study", help="Its name; default: the newest.")]
+ViewOption = Annotated[str, typer.Option("--view", help="auto, live, lines or quiet.")]
+JsonlOption = Annotated[str | None, typer.Option("--jsonl", help="Also write events as JSON lines; - is stdout.")]
+BudgetOption = Annotated[
+    list[str] | None, typer.Option("--budget", help="NAME=NUMBER: trials, epochs, time_s, energy_wh, co2_g, cost.")
+]
+
+
+@app.command()
+def tune(
+    target: Annotated[str, typer.Argument(metavar="FILE:STUDY", help="tune.py:study or package.module:study.")],
+    view: ViewOption = "auto",
+    jsonl: JsonlOption = None,
+    budget: BudgetOption = None,
+) -> None:
+    """Run a study that a Python file or module defines."""
+    study = _load_study(target)
+    if budget:
+        study.budget = _budget(budget, study.budget)
+    _run(study, view, jsonl)
+
+
+@app.command()
+def resume(
+    store: StoreArgument,
+    study: StudyOption = None,
+    view: ViewOption = "auto",
+    jsonl: JsonlOption = None,
+    budget: BudgetOption = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Set aside damaged records at the end first.")] = False,
+) -> None:
+    """Go on with a study where it was left, after Ctrl-C, a crash or a used-up budget."""
+    from penstock.study import Study
+
+    if repair:
+        _repair(store, study)
+    loaded = Study.load(store, study)
+    if budget:
+        loaded.budget = _budget(budget, loaded.budget)
+    _run(loaded, view, jsonl)
+
+
+@app.command()
+def report(
+    store: StoreArgument,
+    study: StudyOption = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many of the best trials to show.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a study found and what it cost."""
+    from penstock.report import read_journal, summarize, summary_text
+
+    journal = read_journal(store, study)
+    if as_json:
+        print(json.dumps(summarize(journal.entry.name, journal.goal, journal.state) | {"problem": journal.problem}))
+    else:
+        print(summary_text(journal.entry.name, journal.goal, journal.state, top=top))
+    if journal.problem:
+        raise StoreCorrupt(f"{journal.problem} What stands above is everything before it.")
+
+
+@app.command()
+def trials(
+    store: StoreArgument,
+    study: StudyOption = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """All trials of a study, one row each."""
+    from penstock.report import read_journal, row
+
+    journal = read_journal(store, study)
+    rows = [row(record) for record in journal.state.trials.values()]
+    if as_json:
+        for item in rows:
+            print(json.dumps(item))
+        return
+    names = list(dict.fromkeys(name for item in rows for name in item))
+    if as_csv:
+        writer = csv.DictWriter(sys.stdout, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        _print_table(names, rows)
+
+
+def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None)
+    shown = [name for name in names if any(item.get(name) not in (None, "") for item in rows)]
+    for name in shown:
+        table.add_column(name)
+    for item in rows:
+        cells = [item.get(name) for name in shown]
+        table.add_row(*(Text("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c)) for c in cells))
+    Console().print(table)
+
+
+@app.command()
+def simulate(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[FILE:STUDY]", help="A study to simulate; default: made-up curves.")
+    ] = None,
+    devices: Annotated[int, typer.Option("--devices", min=1, help="Simulated devices.")] = 8,
+    epoch_s: Annotated[float, typer.Option("--epoch-s", min=0.0, help="Simulated seconds per epoch.")] = 60.0,
+    scheduler: Annotated[str, typer.Option("--scheduler", help="full, halving, hyperband or asha.")] = "asha",
+    count: Annotated[int, typer.Option("--trials", min=1, help="Trials (not for hyperband).")] = 81,
+    max_epochs: Annotated[int, typer.Option("--max-epochs", min=1)] = 27,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a study on simulated devices with a virtual clock: how long would it take, how busy would they be."""
+    from penstock.cli._simulate import made_up_study, outcome, outcome_text
+    from penstock.execute import Simulated
+
+    executor = Simulated(devices=devices, seconds=epoch_s)
+    if target is None:
+        study = made_up_study(executor, scheduler, count, max_epochs, seed)
+    else:
+        study = _load_study(target)
+        study.executor = executor
+        study.keep_nothing()
+    study.run()
+    result = outcome(study, devices)
+    print(json.dumps(result) if as_json else outcome_text(result))
+
+
+def _load_study(target: str) -> Study:
+    from penstock.cli._load import load
+    from penstock.study import Study
+
+    found = load(target, "study")
+    if callable(found) and not isinstance(found, Study):
+        found = found()
+    if not isinstance(found, Study):
+        raise InvalidInput(f"{target} is not a penstock.Study (nor a function that returns one), but {found!r}.")
+    return found
+
+
+def _run(study: Study, view: str, jsonl: str | None) -> None:
+    study.run(view=None if view == "quiet" else view, jsonl=jsonl)
+    if jsonl != "-":
+        print(study)
+    closed = study.state.closed
+    if closed is not None and closed.reason == "interrupted":
+        print(f"Go on with: penstock resume {study.store_url} --study {study.name}", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _repair(store: str, name: str | None) -> None:
+    from penstock.store import open_store
+
+    opened = open_store(store, write=True)
+    try:
+        entry = opened.find(name)
+        opened.lock(entry.id)
+        good = opened.tail_ok(entry.id)
+        if good < entry.events:
+            opened.cut(entry.id, keep=good)
+            print(f"Set aside {entry.events - good} records of {entry.name!r} after record {good}.", file=sys.stderr)
+    finally:
+        opened.close()
+
+
+def _budget(items: list[str], base: Budget) -> Budget:
+    from penstock.goal import Budget
+
+    given: dict[str, Any] = base.to_json()
+    for item in items:
+        name, equals, number = item.partition("=")
+        if not equals or name not in Budget.__dataclass_fields__:
+            names = ", ".join(Budget.__dataclass_fields__)
+            raise InvalidInput(f"--budget takes NAME=NUMBER with one of {names}, got {item!r}.")
+        try:
+            given[name] = int(number) if name in ("trials", "epochs") else float(number)
+        except ValueError:
+            raise InvalidInput(f"--budget {name} takes a number, got {number!r}.") from None
+    return Budget.from_json(given)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from penstock import __version__
+
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The ``penstock`` command: an error of the user's is one message, never a traceback."""
+    try:
+        app()
+    except PenstockError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone
+        sys.exit(141)
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,87 @@
+"""Loading what a user names on the command line: ``file.py:name`` or ``package.module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.core.errors import InvalidInput
+
+
+def load(target: str, default: str) -> Any:
+    """The object that ``target`` names; without ``:name`` the one called ``default``.
+
+    Raises:
+        InvalidInput: There is no such file, module or name, or it fails to import; shows the user's traceback.
+    """
+    place, _, name = target.partition(":")
+    name = name or default
+    if not place:
+        raise InvalidInput(f"{target!r} names no file or module: write tune.py:{name} or package.module:{name}.")
+    is_file = place.endswith(".py") or "/" in place
+    module = _load_file(Path(place)) if is_file else _load_module(place)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            known = [n for n in vars(module) if not n.startswith("_")]
+            raise InvalidInput(f"{place} has no {name!r}; it has {', '.join(known) or 'nothing'}.")
+        value = getattr(value, part)
+    return value
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidInput(f"There is no file {str(path)!r} here. Give a path to a Python file, e.g. tune.py:study.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InvalidInput(f"{str(path)!r} is not a Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    _execute(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
+    _ship_by_value(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    found: list[ModuleType] = []
+    _execute(lambda: found.append(importlib.import_module(name)), name)
+    return found[0]
+
+
+def _execute(action: Any, what: str) -> None:
+    from penstock.core.errors import PenstockError
+
+    try:
+        action()
+    except PenstockError:
+        raise
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"Loading {what} failed: {error}. Is it installed, or is this the wrong folder?") from error
+    except Exception as error:
+        lines = traceback.format_exception(type(error), error, _users(error))
+        raise InvalidInput(f"Loading {what} failed:\n{''.join(lines).rstrip()}") from error
+
+
+def _users(error: BaseException) -> Any:
+    """The user's part of a traceback: without our frames and the import system's."""
+    here = error.__traceback__
+    while here is not None:
+        name = here.tb_frame.f_code.co_filename
+        if name != __file__ and "importlib" not in name:
+            return here
+        here = here.tb_next
+    return error.__traceback__
+
+
+def _ship_by_value(module: ModuleType) -> None:
+    """Workers can't import a file by the name we gave it: ship its functions by value."""
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)

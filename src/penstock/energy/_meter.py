@@ -1,0 +1,327 @@
+"""Meters: windows of energy over sensors."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from penstock.core import Measurement, Source, total
+from penstock.core.errors import InvalidInput, SensorError
+from penstock.energy._sensor import Sensor
+from penstock.energy._shared import SharedSensor
+
+if TYPE_CHECKING:
+    from penstock.core import Clock
+
+_Edge = tuple[float, list["float | tuple[float, ...] | SensorError"]]
+
+
+@final
+class Window:
+    """Energy and time between two moments. Use as a context manager, or call ``end``.
+
+    Still open, it tells what was spent so far. Windows of one meter may nest and overlap, in any thread.
+    """
+
+    __slots__ = ("_begin", "_end", "_meter", "_result", "_sensors", "name")
+
+    def __init__(self, meter: Meter, name: str, begin: _Edge) -> None:
+        self._meter = meter
+        self.name = name
+        self._sensors = meter.sensors
+        self._begin = begin
+        self._end: _Edge | None = None
+        self._result: dict[str, Measurement | SensorError] | None = None
+
+    def end(self) -> Window:
+        """Close the window. Closing it again changes nothing."""
+        if self._end is None:
+            self._end = self._meter._edge()
+            if any(self._is_short(sensor) for sensor in self._sensors):
+                self._result = self._evaluate(self._end)  # watts are needed, and now
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been ended."""
+        return self._end is None
+
+    @property
+    def time_s(self) -> float:
+        """Its length, or the time since its begin while it is open."""
+        return (self._end[0] if self._end is not None else self._meter._now()) - self._begin[0]
+
+    @property
+    def devices(self) -> Mapping[str, Measurement]:
+        """Energy by sensor id. A device that failed is missing: see ``failures``."""
+        return {name: part for name, part in self._parts().items() if isinstance(part, Measurement)}
+
+    @property
+    def failures(self) -> Mapping[str, SensorError]:
+        """Why devices are missing in ``devices``, by sensor id."""
+        return {name: part for name, part in self._parts().items() if isinstance(part, SensorError)}
+
+    @property
+    def energy(self) -> Measurement:
+        """The energy of all devices together.
+
+        Raises:
+            SensorError: A device could not be read: a sum without it would be too small. ``devices`` has the
+                others.
+        """
+        parts = self._parts()
+        for part in parts.values():
+            if isinstance(part, SensorError):
+                raise part
+        result = total(part for part in parts.values() if isinstance(part, Measurement))
+        assert result is not None  # a meter has at least one sensor
+        return result
+
+    @property
+    def power(self) -> Measurement:
+        """Average watts.
+
+        Raises:
+            SensorError: As for ``energy``; or no time has passed.
+        """
+        energy, time_s = self.energy, self.time_s
+        if time_s <= 0:
+            raise SensorError(f"Window {self.name!r} has no length: average watts are not defined.")
+        return Measurement(energy.joules / time_s, "W", energy.source, energy.uncertainty)
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def _is_short(self, sensor: Sensor) -> bool:
+        assert self._end is not None
+        return self._end[0] - self._begin[0] < 2 * sensor.resolution_s
+
+    def _parts(self) -> dict[str, Measurement | SensorError]:
+        if self._result is not None:
+            return self._result
+        if self._end is None:
+            return self._evaluate(self._meter._edge())
+        self._result = self._evaluate(self._end)
+        return self._result
+
+    def _evaluate(self, end: _Edge) -> dict[str, Measurement | SensorError]:
+        time_s = end[0] - self._begin[0]
+        return {
+            sensor.id: _between(sensor, before, after, time_s)
+            for sensor, before, after in zip(self._sensors, self._begin[1], end[1], strict=True)
+        }
+
+
+def _between(
+    sensor: Sensor,
+    before: float | tuple[float, ...] | SensorError,
+    after: float | tuple[float, ...] | SensorError,
+    time_s: float,
+) -> Measurement | SensorError:
+    """What one sensor counted between two readings of it."""
+    if isinstance(before, SensorError):
+        return before
+    if isinstance(after, SensorError):
+        return after
+    source, doubt = sensor.source, sensor.uncertainty
+    if isinstance(before, tuple) and isinstance(after, tuple) and after[2] > before[2]:
+        # A participant of a device that others used too: (whole device, my part, seconds with others).
+        energy_j, source = after[1] - before[1], max(source, Source.ATTRIBUTED)
+    else:
+        energy_j = (after[0] if isinstance(after, tuple) else after) - (
+            before[0] if isinstance(before, tuple) else before
+        )
+    resolution_s = sensor.resolution_s
+    if resolution_s and time_s < 2 * resolution_s:
+        # The counter has hardly moved, or moved for more than this window: watts x time tells better.
+        try:
+            energy_j, source = sensor.power_w() * time_s * _share(sensor), max(source, Source.ESTIMATED)
+        except SensorError as error:
+            return error
+        return Measurement(energy_j, "J", source, doubt + 0.5)
+    if resolution_s:
+        doubt += resolution_s / time_s
+    return Measurement(energy_j, "J", source, doubt)
+
+
+def _share(sensor: Sensor) -> float:
+    return sensor.fraction_now() if isinstance(sensor, SharedSensor) else 1.0
+
+
+@final
+class Meter:
+    """Opens windows over sensors.
+
+    ``with Meter() as m: ...`` is one window over everything this machine can measure: ``m.energy``, ``m.time_s``,
+    ``m.devices``. ``m.window("name")`` opens further ones, from any thread; they may nest and overlap. However
+    many meters and processes there are on a node, one process reads a shared device and the others read what it
+    publishes (see ``SharedSensor``).
+
+    Args:
+        sensors: What to read; ``default_sensors()`` if None, closed with the meter.
+        clock: Measures the windows' length; the machine's monotonic clock if None.
+
+    Raises:
+        InvalidInput: No sensors, or two that count the same joules.
+    """
+
+    def __init__(self, sensors: Sequence[Sensor] | None = None, *, clock: Clock | None = None) -> None:
+        self._owns = sensors is None
+        if sensors is None:
+            from penstock.energy._discover import default_sensors
+
+            sensors = default_sensors()
+        if not sensors:
+            raise InvalidInput('A meter needs a sensor. Run "penstock doctor" to see what this machine has.')
+        keys = [sensor.key for sensor in sensors]
+        doubled = sorted({key for key in keys if keys.count(key) > 1})
+        if doubled:
+            raise InvalidInput(f"These devices would be counted twice: {', '.join(doubled)}.")
+        self.sensors: tuple[Sensor, ...] = tuple(sensors)
+        self._now: Callable[[], float] = time.monotonic if clock is None else clock.now_s
+        self._lock = threading.Lock()
+        self._outer: Window | None = None
+        self._named: dict[str, Window] = {}
+
+    def window(self, name: str = "") -> Window:
+        """Open a window now."""
+        return Window(self, name, self._edge())
+
+    def begin(self, name: str) -> None:
+        """Open a window to be ended by its name, where a ``with`` block does not fit.
+
+        Raises:
+            InvalidInput: One of that name is open.
+        """
+        window = self.window(name)
+        with self._lock:
+            if name in self._named:
+                raise InvalidInput(f"Window {name!r} is open already. End it first, or use another name.")
+            self._named[name] = window
+
+    def end(self, name: str) -> Window:
+        """End the window of that name.
+
+        Raises:
+            InvalidInput: None of that name is open.
+        """
+        with self._lock:
+            window = self._named.pop(name, None)
+        if window is None:
+            raise InvalidInput(f"No window {name!r} is open: {sorted(self._named)} are.")
+        return window.end()
+
+    @property
+    def energy(self) -> Measurement:
+        """Energy of the ``with`` block, so far or in all."""
+        return self._block().energy
+
+    @property
+    def time_s(self) -> float:
+        """Length of the ``with`` block, so far or in all."""
+        return self._block().time_s
+
+    @property
+    def devices(self) -> Mapping[str, Measurement]:
+        """Energy of the ``with`` block by sensor id."""
+        return self._block().devices
+
+    @property
+    def failures(self) -> Mapping[str, SensorError]:
+        """Sensors that could not be read in the ``with`` block, and why."""
+        return self._block().failures
+
+    def close(self) -> None:
+        """End the ``with`` block's window and let the default sensors go. Idempotent."""
+        if self._outer is not None:
+            self._outer.end()._parts()
+        if self._owns:
+            for sensor in self.sensors:
+                sensor.close()
+            self._owns = False
+
+    def __enter__(self) -> Meter:
+        self._outer = self.window("meter")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _block(self) -> Window:
+        if self._outer is None:
+            raise InvalidInput('Nothing has been metered yet: use "with Meter() as m:", or open m.window().')
+        return self._outer
+
+    def _edge(self) -> _Edge:
+        readings: list[float | tuple[float, ...] | SensorError] = []
+        for sensor in self.sensors:
+            try:
+                if isinstance(sensor, SharedSensor) and sensor.joined:
+                    readings.append(sensor.part_j())
+                else:
+                    readings.append(sensor.energy_j())
+            except SensorError as error:
+                readings.append(error)
+        return self._now(), readings
+
+
+@final
+class EpochMeter:
+    """The hook of a run: a window per epoch (SM2 Eq. 1: average watts x time of the epoch).
+
+    Epochs don't nest: a second ``epoch_begin`` starts the epoch anew. An energy that can't be read is None with a
+    warning once, never 0, and never ends a training.
+
+    Args:
+        meter: What to read.
+        fraction: The part of the devices this run holds, its weight when others share them.
+    """
+
+    def __init__(self, meter: Meter, *, fraction: float = 1.0) -> None:
+        self._meter = meter
+        self._fraction = fraction
+        self._window: Window | None = None
+        self._warned = False
+        self.last: Window | None = None
+
+    def epoch_begin(self) -> None:
+        """An epoch begins now."""
+        for sensor in self._meter.sensors:
+            if isinstance(sensor, SharedSensor):
+                sensor.join(self._fraction)
+        self._window = self._meter.window("epoch")
+
+    def epoch_end(self) -> Measurement | None:
+        """The epoch's energy; None if it can't be told, or no epoch has begun."""
+        window, self._window = self._window, None
+        if window is None:
+            return None
+        self.last = window.end()
+        for sensor in self._meter.sensors:
+            if isinstance(sensor, SharedSensor):
+                sensor.pause()
+        try:
+            return window.energy
+        except SensorError as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"Energy is not measured from here on: {error}", RuntimeWarning, stacklevel=2)
+            return None
+
+    def close(self) -> None:
+        """Give the devices up to others."""
+        for sensor in self._meter.sensors:
+            if isinstance(sensor, SharedSensor):
+                sensor.leave()
+        self._meter.close()

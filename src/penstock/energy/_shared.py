@@ -1,0 +1,527 @@
+"""One reader per device and node: the process that holds the lock reads, the others read what it publishes.
+
+How. Each device has a file in this user's runtime folder, mapped into every process that meters it. Who holds the
+file's POSIX lock is the device's reader: its background thread reads the device every 50 ms and writes time, joules
+and watts into the file, in two alternating records with a checksum each, so that a reading is never torn. The others
+take the newest record and add watts x the time since, a few microseconds in all. When the reader's process ends,
+however it ends, the kernel gives its lock up; another process finds the record stale within a quarter of a second
+and takes over, bridging the gap with the last watts.
+
+The same file has a table of participants: who uses the device now, with which weight. The reader splits each period's
+joules among them (``attribution.split``: what it adds to all parts is what the device drew), so a process
+that shares a GPU with others reads its own part as cheaply as the whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+import struct
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, final
+
+from penstock.core.errors import SensorError
+from penstock.energy._attribution import split
+from penstock.energy._poller import POLLER
+from penstock.energy._sensor import Sensor
+
+PERIOD_S = 0.05
+STALE_S = 0.25
+GIVE_UP_S = 30.0
+
+_MAGIC = b"PENSTKE1"
+# time, joules, watts, idle watts, unattributed joules, seconds with several active, active weight, sequence, pid
+_RECORD = struct.Struct("<dddddddQQ")
+_CRC = struct.Struct("<I")
+_RECORD_AT = (64, 192)
+_ERROR_AT = 320
+_ERROR_BYTES = 700
+_TABLE_AT = 1024
+_SLOTS = 64
+_SLOT_BYTES = 64
+_CLAIM = struct.Struct("<Qd")  # written by the participant: pid, weight (0: paused)
+_PART = struct.Struct("<dd")  # written by the reader: time, joules; then its checksum
+_FILE_BYTES = _TABLE_AT + _SLOTS * _SLOT_BYTES
+
+
+def runtime_folder() -> Path:
+    """This user's folder for the shared files: ``$XDG_RUNTIME_DIR`` or the temporary folder, mode 700.
+
+    Raises:
+        SensorError: Somebody else owns it.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base) / f"penstock-energy-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise SensorError(f"{folder} is not this user's alone: remove it, or set XDG_RUNTIME_DIR to a private folder.")
+    return folder
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return "noboot"
+
+
+@final
+class SharedSensor(Sensor):
+    """A device's sensor shared by all processes of this user on this node.
+
+    Make one in every process that meters the device. The inner sensor is only opened (``make`` is called) in the
+    process that becomes the reader.
+
+    Args:
+        describe: A sensor to take id, name, method and the power limit from. Its energy is not read here unless
+            this process becomes the reader.
+        folder: Where the shared file is; ``runtime_folder()`` if None.
+        period_s: How often the reader publishes.
+    """
+
+    def __init__(self, describe: Sensor, *, folder: Path | None = None, period_s: float = PERIOD_S) -> None:
+        self.inner = describe
+        self.id, self.key, self.name, self.kind = describe.id, describe.key, describe.name, describe.kind
+        self.method = describe.method
+        self.source = describe.source
+        self.uncertainty = describe.uncertainty
+        self.resolution_s = max(describe.resolution_s, period_s)
+        self._period_s = period_s
+        self._folder = runtime_folder() if folder is None else folder
+        self._lock = threading.RLock()
+        self._channel: _Channel | None = None
+        self._poll: int | None = None
+        self._pid = -1
+        self._base_j = 0.0
+        self._most_j = 0.0
+        self._part_j = 0.0
+        self._slot: int | None = None
+        self._open()
+
+    def energy_j(self) -> float:
+        """Joules since this object was made."""
+        with self._lock:
+            return self._total_j() - self._base_j
+
+    def power_w(self) -> float:
+        """Watts now, as published by the reader."""
+        with self._lock:
+            return self._fresh().watts
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether this process is the one that reads the device."""
+        channel = self._channel
+        return channel is not None and channel.is_reader
+
+    @property
+    def joined(self) -> bool:
+        """Whether this process counts as a user of the device."""
+        return self._slot is not None
+
+    def join(self, weight: float) -> None:
+        """Use the device from now on, with a weight against others; again after ``pause``."""
+        with self._lock:
+            channel = self._ensure()
+            if self._slot is None:
+                self._slot = channel.claim()
+                self._part_j = 0.0
+            if channel.is_reader:
+                channel.tick()  # what was drawn up to now belongs to those who were here
+            channel.set_weight(self._slot, weight)
+
+    def pause(self) -> None:
+        """Not using the device for now."""
+        with self._lock:
+            if self._slot is not None and self._channel is not None:
+                if self._channel.is_reader:
+                    self._channel.tick()
+                self._channel.set_weight(self._slot, 0.0)
+
+    def leave(self) -> None:
+        """Done using the device."""
+        with self._lock:
+            if self._slot is not None and self._channel is not None:
+                self.pause()
+                self._channel.release(self._slot)
+            self._slot = None
+
+    def part_j(self) -> tuple[float, float, float]:
+        """The whole device's joules, this process's part of them, and the seconds it was not alone so far."""
+        with self._lock:
+            channel = self._ensure()
+            whole_j = self._total_j() - self._base_j
+            if self._slot is None:
+                return whole_j, whole_j, 0.0
+            record = self._fresh()
+            part_s, part_j = channel.part(self._slot)
+            others = max(0, channel.active() - 1)
+            ahead_s = max(0.0, time.monotonic() - max(part_s, record.time_s))
+            if part_s > 0:
+                part_j += record.watts * ahead_s * self.fraction_now()
+            self._part_j = max(self._part_j, part_j)
+            return whole_j, self._part_j, record.shared_s + (ahead_s if others else 0.0)
+
+    def fraction_now(self) -> float:
+        """This process's weight among those active now; 1 if it is alone or not joined."""
+        channel = self._channel
+        if channel is None or self._slot is None:
+            return 1.0
+        mine, all_ = channel.weight(self._slot), channel.active_weight()
+        return mine / all_ if all_ > 0 and mine > 0 else 1.0
+
+    @property
+    def power_limit_range_w(self) -> tuple[float, float] | None:
+        """As the device says."""
+        return self.inner.power_limit_range_w
+
+    def power_limit_w(self) -> float:
+        """As the device says."""
+        return self.inner.power_limit_w()
+
+    def set_power_limit_w(self, limit_w: float) -> None:
+        """Set on the device itself, whichever process reads it."""
+        self.inner.set_power_limit_w(limit_w)
+
+    @property
+    def restore_key(self) -> str | None:
+        """As the device says."""
+        return self.inner.restore_key
+
+    def close(self) -> None:
+        """Stop reading or following; another process takes over if one is there."""
+        self.leave()
+        with self._lock:
+            if self._poll is not None:
+                POLLER.remove(self._poll)
+                self._poll = None
+            if self._channel is not None:
+                self._channel.drop(self)
+                self._channel = None
+        self.inner.close()
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._slot = None
+        name = f"{zlib.crc32(self.key.encode()):08x}-{_boot_id()}"
+        self._channel = _Channel.of(self._folder / name, self)
+        self._poll = POLLER.add(self._period_s, self._tick)
+        self._channel.try_to_read()
+        # Time may pass before the first record of a reader that is just starting.
+        for _ in range(200):
+            if self._channel.record() is not None or self._channel.error():
+                break
+            self._channel.try_to_read()
+            time.sleep(0.005)
+        self._base_j = self._most_j = 0.0
+        try:
+            self._base_j = self._most_j = self._total_j()
+        except SensorError:
+            self.close()
+            raise
+
+    def _ensure(self) -> _Channel:
+        if self._pid != os.getpid():  # forked: the parent's lock and thread are not ours
+            self._lock = threading.RLock()
+            self._open()
+        if self._channel is None:
+            raise SensorError(f"The sensor of {self.name} ({self.id}) is closed.")
+        return self._channel
+
+    def _tick(self) -> None:
+        with self._lock:
+            channel = self._channel
+            if channel is None:
+                return
+            if channel.is_reader:
+                channel.tick()
+            else:
+                record = channel.record()
+                if record is None or time.monotonic() - record.time_s > STALE_S:
+                    channel.try_to_read()
+
+    def _fresh(self) -> _Record:
+        channel = self._ensure()
+        if channel.is_reader:
+            channel.tick()
+        record = channel.record()
+        if record is None or time.monotonic() - record.time_s > STALE_S:
+            channel.try_to_read()
+            record = channel.record()
+        problem = channel.error()
+        if problem:
+            raise SensorError(problem)
+        if record is None:
+            raise SensorError(f"Nobody reads {self.name} ({self.id}): no record in {self._folder}.")
+        late_s = time.monotonic() - record.time_s
+        if late_s > GIVE_UP_S:
+            raise SensorError(
+                f"Process {record.pid} reads {self.name} ({self.id}) but has published nothing for {late_s:.0f} s."
+                " If it is stopped, continue or end it."
+            )
+        return record
+
+    def _total_j(self) -> float:
+        record = self._fresh()
+        if self.is_reader:
+            self._most_j = max(self._most_j, record.joules)
+        else:
+            ahead_s = max(0.0, time.monotonic() - record.time_s)
+            self._most_j = max(self._most_j, record.joules + record.watts * ahead_s)
+        return self._most_j
+
+
+class _Record:
+    """What the reader published last."""
+
+    __slots__ = ("idle_w", "joules", "pid", "sequence", "shared_s", "time_s", "unattributed_j", "watts", "weight")
+
+    def __init__(self, values: tuple[float, ...]) -> None:
+        self.time_s, self.joules, self.watts, self.idle_w = values[0], values[1], values[2], values[3]
+        self.unattributed_j, self.shared_s, self.weight = values[4], values[5], values[6]
+        self.sequence, self.pid = int(values[7]), int(values[8])
+
+
+class _Channel:
+    """A device's shared file, opened once per process (POSIX locks belong to processes, not to descriptors)."""
+
+    _open: dict[Path, _Channel] = {}
+    _registry = threading.Lock()
+
+    @classmethod
+    def of(cls, path: Path, user: SharedSensor) -> _Channel:
+        with cls._registry:
+            channel = cls._open.get(path)
+            if channel is None or channel._pid != os.getpid():
+                channel = cls._open[path] = cls(path, user)
+            channel._users.append(user)
+            return channel
+
+    def __init__(self, path: Path, user: SharedSensor) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._users: list[SharedSensor] = []
+        self._source = user.inner
+        self._file: IO[bytes] = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
+        if os.fstat(self._file.fileno()).st_size < _FILE_BYTES:
+            os.ftruncate(self._file.fileno(), _FILE_BYTES)
+        self._map = mmap.mmap(self._file.fileno(), _FILE_BYTES)
+        self._lock = threading.RLock()
+        self.is_reader = False
+        self._claimed: set[int] = set()
+        # The reader's books.
+        self._offset_j = 0.0
+        self._last_s = 0.0
+        self._last_j = 0.0
+        self._idle_w = math.inf
+        self._unattributed_j = 0.0
+        self._shared_s = 0.0
+        self._sequence = 0
+        self._parts = [0.0] * _SLOTS
+        self._alive_s: dict[int, float] = {}
+
+    def drop(self, user: SharedSensor) -> None:
+        """One user less; the last one closes the file and so gives the lock up."""
+        with self._registry, self._lock:
+            if user in self._users:
+                self._users.remove(user)
+            if self._users:
+                if self._source is user.inner:
+                    self._source = self._users[0].inner
+                    self._offset_j = self._last_j - self._source.energy_j() if self.is_reader else 0.0
+                return
+            if self._open.get(self._path) is self:
+                del self._open[self._path]
+            if self.is_reader:
+                self._quietly(self.tick)
+                self.is_reader = False
+            self._map.close()
+            self._file.close()
+
+    # -- reading what is published
+
+    def record(self) -> _Record | None:
+        """The newest intact record."""
+        best: tuple[float, ...] | None = None
+        for at in _RECORD_AT:
+            raw = self._map[at : at + _RECORD.size + _CRC.size]
+            if _CRC.unpack_from(raw, _RECORD.size)[0] != zlib.crc32(raw[: _RECORD.size]):
+                continue
+            values = _RECORD.unpack_from(raw)
+            if values[7] and (best is None or values[7] > best[7]):
+                best = values
+        return None if best is None else _Record(best)
+
+    def error(self) -> str:
+        """Why the device can't be read, as its reader found; empty if it can."""
+        size = int.from_bytes(self._map[_ERROR_AT : _ERROR_AT + 2], "little")
+        return self._map[_ERROR_AT + 2 : _ERROR_AT + 2 + size].decode(errors="replace")
+
+    def part(self, slot: int) -> tuple[float, float]:
+        """Time and joules of a participant's account."""
+        at = _TABLE_AT + slot * _SLOT_BYTES + 16
+        for _ in range(20):
+            raw = self._map[at : at + _PART.size + _CRC.size]
+            if _CRC.unpack_from(raw, _PART.size)[0] == zlib.crc32(raw[: _PART.size]):
+                time_s, joules = _PART.unpack_from(raw)
+                return time_s, joules
+        return 0.0, 0.0
+
+    def weight(self, slot: int) -> float:
+        weight: float = _CLAIM.unpack_from(self._map, _TABLE_AT + slot * _SLOT_BYTES)[1]
+        return weight
+
+    def active_weight(self) -> float:
+        return sum(weight for _, weight in self._claims())
+
+    def active(self) -> int:
+        return len(self._claims())
+
+    # -- taking part
+
+    def claim(self) -> int:
+        """A free slot of the table, ours until released or until the process ends."""
+        with self._lock:
+            for slot in range(_SLOTS):
+                if slot in self._claimed:
+                    continue
+                try:
+                    fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1 + slot)
+                except OSError:
+                    continue
+                self._claimed.add(slot)
+                self.set_weight(slot, 0.0)
+                return slot
+        raise SensorError(f"More than {_SLOTS} processes use {self._source.name} at the same time.")
+
+    def release(self, slot: int) -> None:
+        with self._lock:
+            self._claimed.discard(slot)
+            _CLAIM.pack_into(self._map, _TABLE_AT + slot * _SLOT_BYTES, 0, 0.0)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 1 + slot)
+
+    def set_weight(self, slot: int, weight: float) -> None:
+        _CLAIM.pack_into(self._map, _TABLE_AT + slot * _SLOT_BYTES, self._pid, weight)
+
+    def _claims(self) -> list[tuple[int, float]]:
+        """Slots in use now, with their weights."""
+        claims = []
+        for slot in range(_SLOTS):
+            pid, weight = _CLAIM.unpack_from(self._map, _TABLE_AT + slot * _SLOT_BYTES)
+            if pid and weight > 0:
+                claims.append((slot, weight))
+        return claims
+
+    # -- being the reader
+
+    def try_to_read(self) -> None:
+        """Become the reader if there is none."""
+        with self._lock:
+            if self.is_reader:
+                return
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            except OSError:
+                return
+            now_s = time.monotonic()
+            previous = self.record()
+            self._parts = [self.part(slot)[1] for slot in range(_SLOTS)]
+            at_j = 0.0
+            if previous is not None:
+                gap_s = now_s - previous.time_s
+                # Everybody who was metering has been looking every 50 ms: a longer gap was nobody's time.
+                bridged_j = previous.watts * gap_s if 0 <= gap_s <= 4 * STALE_S else 0.0
+                at_j = previous.joules + bridged_j
+                self._unattributed_j = previous.unattributed_j + bridged_j
+                self._shared_s = previous.shared_s
+                self._sequence = previous.sequence
+                self._idle_w = previous.idle_w
+            self.is_reader = True
+            self._set_error("")
+            self._last_s, self._last_j = now_s, at_j
+            self._offset_j = 0.0
+            self._guarded(lambda: self._start(at_j))
+
+    def tick(self) -> None:
+        """Read the device, split what it drew since the last time, publish."""
+        with self._lock:
+            if self.is_reader:
+                self._guarded(self._read)
+
+    def _start(self, at_j: float) -> None:
+        self._offset_j = at_j - self._source.energy_j()
+        self._read()
+
+    def _read(self) -> None:
+        joules = self._source.energy_j() + self._offset_j
+        watts = self._source.power_w()
+        now_s = time.monotonic()
+        drawn_j, time_s = max(0.0, joules - self._last_j), max(0.0, now_s - self._last_s)
+        self._idle_w = min(self._idle_w, watts)
+        claims = self._living_claims(now_s)
+        if claims:
+            for (slot, _), part_j in zip(claims, split(drawn_j, [weight for _, weight in claims]), strict=True):
+                self._parts[slot] += part_j
+                raw = _PART.pack(now_s, self._parts[slot])
+                at = _TABLE_AT + slot * _SLOT_BYTES + 16
+                self._map[at : at + _PART.size + _CRC.size] = raw + _CRC.pack(zlib.crc32(raw))
+            if len(claims) > 1:
+                self._shared_s += time_s
+        else:
+            self._unattributed_j += drawn_j
+        self._last_s, self._last_j = now_s, max(joules, self._last_j)
+        self._sequence += 1
+        weight = sum(weight for _, weight in claims)
+        raw = _RECORD.pack(
+            now_s,
+            self._last_j,
+            watts,
+            self._idle_w,
+            self._unattributed_j,
+            self._shared_s,
+            weight,
+            self._sequence,
+            self._pid,
+        )
+        at = _RECORD_AT[self._sequence % 2]
+        self._map[at : at + _RECORD.size + _CRC.size] = raw + _CRC.pack(zlib.crc32(raw))
+
+    def _living_claims(self, now_s: float) -> list[tuple[int, float]]:
+        """Claims without those of processes that died with one (looked at once a second)."""
+        claims = self._claims()
+        for slot, _ in claims:
+            if slot in self._claimed or now_s - self._alive_s.get(slot, -math.inf) < 1.0:
+                continue
+            self._alive_s[slot] = now_s
+            try:
+                # Nobody else holds the slot's lock: its process is gone.
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1 + slot)
+            except OSError:
+                continue
+            _CLAIM.pack_into(self._map, _TABLE_AT + slot * _SLOT_BYTES, 0, 0.0)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 1 + slot)
+        return self._claims()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except SensorError as error:
+            self._set_error(str(error))
+
+    def _quietly(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except SensorError:
+            return
+
+    def _set_error(self, text: str) -> None:
+        raw = text.encode()[:_ERROR_BYTES]
+        self._map[_ERROR_AT : _ERROR_AT + 2 + len(raw)] = len(raw).to_bytes(2, "little") + raw

@@ -1,0 +1,89 @@
+"""Budgets: how much a study may spend, in trials, epochs, time, energy, CO2e and money."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.core.errors import InvalidInput
+
+_WHOLE = ("trials", "epochs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a study has spent; None where it can't be told."""
+
+    trials: int = 0
+    epochs: int = 0
+    time_s: float = 0.0
+    energy_wh: float | None = None
+    co2_g: float | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits of a study; None: no limit. The study stops cleanly within an epoch of the first one reached.
+
+    Attributes:
+        trials: How many trials may start.
+        epochs: How many epochs may be trained, over all trials.
+        time_s: Wall time, over all sessions of the study.
+        energy_wh: Energy in watt-hours.
+        co2_g: Emissions in grams of CO2e.
+        cost: Money, in the currency of the price per kWh.
+    """
+
+    trials: int | None = None
+    epochs: int | None = None
+    time_s: float | None = None
+    energy_wh: float | None = None
+    co2_g: float | None = None
+    cost: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:
+                raise InvalidInput(f"Budget {field.name} must be a number above 0, got {value!r}.")
+            if field.name in _WHOLE and value != int(value):
+                raise InvalidInput(f"Budget {field.name} must be a whole number, got {value!r}.")
+
+    @property
+    def needs_energy(self) -> bool:
+        """Whether keeping it needs metered energy."""
+        return (self.energy_wh, self.co2_g, self.cost) != (None, None, None)
+
+    def used_up(self, spent: Spent) -> str | None:
+        """Which limit is reached, as a sentence; None if none is. Trials are limited where they are made."""
+        for field in fields(self):
+            limit, value = getattr(self, field.name), getattr(spent, field.name)
+            if field.name != "trials" and limit is not None and value is not None and value >= limit:
+                return f"budget of {limit:g} {_UNITS[field.name]} used up ({value:.4g} spent)"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, without what is not limited."""
+        pairs = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in pairs.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Budget:
+        """The budget of its JSON-able form."""
+        return cls(**data)
+
+
+_UNITS = {
+    "trials": "trials",
+    "epochs": "epochs",
+    "time_s": "s",
+    "energy_wh": "Wh",
+    "co2_g": "g CO2e",
+    "cost": "money",
+}

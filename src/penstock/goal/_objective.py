@@ -1,0 +1,113 @@
+"""The goal of a study: which metrics, in which direction, and how trials rank by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core import TrialRecord, TrialStatus, Values
+from penstock.core.errors import InvalidInput
+from penstock.goal._pareto import order as pareto_order
+
+METERED = ("energy_j", "train_s")
+"""Objectives that Penstock fills in itself: a trial's energy and training time so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One metric and its direction."""
+
+    metric: str
+    maximize: bool = False
+
+    def __str__(self) -> str:
+        return f"{'maximize' if self.maximize else 'minimize'} {self.metric}"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One or several objectives. Values are turned so that lower is better."""
+
+    objectives: tuple[Objective, ...]
+
+    @classmethod
+    def of(cls, minimize: str | Iterable[str] | None, maximize: str | Iterable[str] | None) -> Goal:
+        """The goal of a study's ``minimize=`` and ``maximize=`` arguments."""
+        low, high = _names("minimize", minimize), _names("maximize", maximize)
+        objectives = [Objective(name) for name in low] + [Objective(name, maximize=True) for name in high]
+        if not objectives:
+            raise InvalidInput('A study needs a goal: give minimize="loss" or maximize="accuracy".')
+        names = [objective.metric for objective in objectives]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInput(f"The metric {name!r} is named twice among the objectives {names}.")
+        return cls(tuple(objectives))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The objectives' metrics that the training has to report."""
+        return tuple(o.metric for o in self.objectives if o.metric not in METERED)
+
+    def values(self, metrics: Mapping[str, float]) -> Values | None:
+        """The objectives of a report, lower is better; None if one is missing or not finite."""
+        found = []
+        for objective in self.objectives:
+            value = metrics.get(objective.metric)
+            if value is None or not math.isfinite(value):
+                return None
+            found.append(-value if objective.maximize else value)
+        return tuple(found)
+
+    def score(self, record: TrialRecord) -> Values | None:
+        """A trial's objectives at its latest report; None if there is no such report."""
+        if not record.reports:
+            return None
+        metered = any(objective.metric in METERED for objective in self.objectives)
+        return self.values(metrics_of(record) if metered else record.metrics)
+
+    def order(self, values: Sequence[Values]) -> list[int]:
+        """Indices from best to worst; several objectives by Pareto fronts, then crowding."""
+        if len(self.objectives) == 1:
+            return sorted(range(len(values)), key=values.__getitem__)
+        return pareto_order(values)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """JSON-able form."""
+        return [{"metric": o.metric, "maximize": o.maximize} for o in self.objectives]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Mapping[str, Any]]) -> Goal:
+        """The goal of its JSON-able form."""
+        return cls(tuple(Objective(o["metric"], o["maximize"]) for o in data))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.objectives))
+
+
+def metrics_of(record: TrialRecord) -> dict[str, float]:
+    """A trial's latest metrics, with what Penstock metered itself."""
+    metrics = dict(record.metrics)
+    if record.reports:
+        metrics.setdefault("train_s", record.train_s)
+        if record.energy is not None:
+            metrics.setdefault("energy_j", record.energy.joules)
+    return metrics
+
+
+def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """The trials that have a score, best first. Failed ones don't count."""
+    scored = [(record, goal.score(record)) for record in records if record.status is not TrialStatus.FAILED]
+    pairs = [(record, values) for record, values in scored if values is not None]
+    return [pairs[i][0] for i in goal.order([values for _, values in pairs])]
+
+
+def _names(argument: str, value: str | Iterable[str] | None) -> list[str]:
+    if value is None:
+        return []
+    names = [value] if isinstance(value, str) else list(value)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise InvalidInput(f"{argument}= takes the name of a metric or a list of names, got {value!r}.")
+    return names

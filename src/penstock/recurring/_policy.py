@@ -1,0 +1,46 @@
+"""The contract of policies: from a job's history to its next decision."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.recurring._cost import best_limit
+from penstock.recurring._history import View
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a policy chose; see ``Decision`` for the fields."""
+
+    batch_size: int
+    limit_w: float | None = None
+    profile_w: tuple[float, ...] = ()
+    cost_limit: float | None = None
+    explore: bool = False
+
+
+class Policy(ABC):
+    """Chooses the batch size and power limit of a recurring job's next run.
+
+    Pure: the choice depends on the view, the number and the spec's seed alone. No state is kept between calls,
+    so any process that has the history decides the same.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def choose(self, view: View, number: int) -> Choice:
+        """The choice for decision ``number``."""
+
+
+def profiled_limit(view: View, batch_size: int) -> tuple[float | None, tuple[float, ...]]:
+    """The best limit of a profiled batch size; for an unseen one, all limits to profile (Zeus section 4.2)."""
+    profile = view.profiles.get(batch_size, {})
+    limits = view.spec.limits_w
+    if not limits:
+        return None, ()
+    if all(limit in profile for limit in limits):
+        return best_limit(profile, eta=view.spec.eta, max_power_w=view.spec.max_power_w)[0], ()
+    return None, tuple(sorted(limits, reverse=True))

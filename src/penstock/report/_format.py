@@ -1,0 +1,35 @@
+"""Figures and counts as short text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.core import Counts
+
+_STATES = ("completed", "running", "paused", "waiting", "stopped", "failed")
+
+
+def short(value: object) -> str:
+    """A value with sensible digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """``loss 0.12, accuracy 0.97``."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def counts_text(counts: Counts) -> str:
+    """``27 completed, 54 stopped``."""
+    return ", ".join(f"{n} {name}" for name in _STATES if (n := getattr(counts, name))) or "none yet"
+
+
+def duration_text(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.4 h``."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,72 @@
+"""Reading a study from its journal, without unpickling anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core import StudyState, TrialRecord, summary
+from penstock.core.errors import StoreCorrupt
+from penstock.goal import Goal, metrics_of, ranked
+from penstock.store import StudyEntry, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A study as its journal tells it.
+
+    Attributes:
+        entry: The study in its store.
+        goal: What it is after.
+        state: The fold over its events.
+        problem: Why the journal's tail could not be read, or empty.
+    """
+
+    entry: StudyEntry
+    goal: Goal
+    state: StudyState
+    problem: str = ""
+
+
+def read_journal(store: str | Path, name: str | None = None) -> Journal:
+    """The study of that name in a store, or its newest one; a damaged tail is said, not raised."""
+    opened = open_store(store, write=False)
+    try:
+        entry = opened.find(name)
+        state = StudyState()
+        problem = ""
+        try:
+            for _, event in opened.read(entry.id):
+                state.apply(event)
+        except StoreCorrupt as error:
+            problem = str(error)
+        return Journal(entry, Goal.from_json(entry.spec["goal"]), state, problem)
+    finally:
+        opened.close()
+
+
+def row(record: TrialRecord) -> dict[str, Any]:
+    """A trial as one flat row."""
+    energy = record.energy
+    metrics = {name if name not in record.config else f"metric.{name}": v for name, v in record.metrics.items()}
+    return {
+        "trial": record.id,
+        "status": record.status.value,
+        "epochs": record.epoch,
+        "busy_s": record.busy_s,
+        "energy_j": None if energy is None else energy.joules,
+        "energy_source": None if energy is None else str(energy.source),
+        **record.config,
+        **metrics,
+        "reason": record.reason,
+    }
+
+
+def summarize(name: str | None, goal: Goal, state: StudyState) -> dict[str, Any]:
+    """A study's headline numbers, JSON-able."""
+    best = next(iter(ranked(goal, state.trials.values())), None)
+    found: dict[str, Any] | None = None
+    if best is not None:
+        found = {"trial": best.id, "epochs": best.epoch, "config": dict(best.config), "metrics": metrics_of(best)}
+    return {"name": name, "goal": str(goal), **summary(state), "best": found}

@@ -1,0 +1,111 @@
+"""A lock on a file that names its holder and that the operating system releases when the process ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import weakref
+from pathlib import Path
+from typing import Any, final
+
+from penstock.core.errors import StoreLocked, StoreUnwritable, Unsupported
+
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+@final
+class FileLock:
+    """An exclusive ``flock``, held from construction to ``release`` or the end of the process, kill -9 included.
+
+    The file descriptor is closed on exec, so spawned workers don't inherit the lock, and in forked children,
+    so that one that outlives its parent doesn't keep it. The file is removed on release; one that is left
+    behind by a killed process holds nothing.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            raise Unsupported(
+                "Writing an SQLite store needs POSIX file locks, which this system hasn't. "
+                "Use a PostgreSQL store (postgresql://...), or a store in memory."
+            ) from None
+        self._path = path
+        self._fd: int | None = None
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise StoreUnwritable(
+                    f"{what} can't be locked for writing: {path}: {error.strerror}. Make the folder writable."
+                ) from error
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(fd)
+                os.close(fd)
+                raise StoreLocked(
+                    f"{what} is open for writing by {holder}. Wait for it or stop it; reading works meanwhile."
+                ) from None
+            except OSError as error:
+                os.close(fd)
+                raise StoreUnwritable(
+                    f"{what} can't be locked for writing: {path}: {error.strerror}. "
+                    "Put the store on a file system with file locks."
+                ) from error
+            if _same(fd, path):  # else its holder removed it between our open and our lock
+                break
+            os.close(fd)
+        self._fd = fd
+        _held.add(self)
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, holder, 0)
+        except OSError:
+            pass  # disk full: the lock holds all the same, only its message is poorer
+
+    def release(self) -> None:
+        """Give it up. Idempotent."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            try:
+                os.unlink(self._path)
+            except OSError:
+                pass
+            os.close(fd)
+
+    def _forget(self) -> None:
+        """In a forked child: let go of the descriptor without unlocking it for the parent."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def _same(fd: int, path: Path) -> bool:
+    try:
+        ours, there = os.fstat(fd), os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _holder(fd: int) -> str:
+    try:
+        holder: Any = json.loads(os.pread(fd, 4096, 0))
+        pid, host = holder["pid"], holder["host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+    if pid == os.getpid() and host == socket.gethostname():
+        return f"this process (pid {pid} on {host}), through another open store"
+    return f"process {pid} on {host}"
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,51 @@
+"""Opening a store by path or URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.core.errors import InvalidInput
+from penstock.store._base import Store
+
+
+def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> Store:
+    """Open a store.
+
+    Args:
+        url_or_path: The path of an SQLite file (``study.db``, ``sqlite:///study.db``), the URL of a PostgreSQL
+            database (``postgresql://user@host/database``), or None for a store in memory, gone when closed.
+        write: Whether studies will be created or written; creates the store where there is none. False creates
+            nothing at all.
+
+    Raises:
+        StoreError: There is no store, it isn't one, or it was written by a newer Penstock.
+        StoreUnwritable: It can't be opened for writing.
+        MissingDependency: The database's driver isn't installed.
+    """
+    from penstock.store._sql import SqlStore
+    from penstock.store._sqlite import SqliteBackend
+
+    if url_or_path is None:
+        if not write:
+            raise InvalidInput("A store in memory starts empty: open it with write=True, or give a path.")
+        return SqlStore(SqliteBackend(None, write=True), write=True)
+    text = os.fspath(url_or_path)
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        if not text:
+            raise InvalidInput("The path of a store can't be empty. Give one, e.g. study.db.")
+        return SqlStore(SqliteBackend(Path(text), write=write), write=write)
+    if scheme == "sqlite":
+        if rest in ("", "/", "/:memory:"):
+            return open_store(None, write=write)
+        if not rest.startswith("/"):
+            raise InvalidInput(f"{text!r} isn't the URL of a file. Use sqlite:///relative or sqlite:////absolute.")
+        return SqlStore(SqliteBackend(Path(rest[1:]), write=write), write=write)
+    if scheme.partition("+")[0] in ("postgresql", "postgres"):
+        from penstock.store._postgres import PostgresBackend
+
+        return SqlStore(PostgresBackend(text, write=write), write=write)
+    raise InvalidInput(
+        f"Can't open a store with scheme {scheme!r}. Use a path, sqlite:///path, or postgresql://user@host/database."
+    )

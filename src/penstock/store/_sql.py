@@ -1,0 +1,335 @@
+"""The store on a SQL database, through SQLAlchemy Core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import sqlalchemy as sa
+
+from penstock.core import Event
+from penstock.core.errors import InvalidInput, StoreCorrupt, StoreError
+from penstock.store._backend import Backend, Damaged
+from penstock.store._base import Store, StudyEntry
+from penstock.store._record import checksum, first_checksum, from_json, to_event, to_json, to_rows
+from penstock.store._schema import cut_records, events, heads, kv, studies
+
+_CHUNK = 4096  # records per query: short transactions, so that a slow reader holds up no checkpoint
+
+_COLUMNS = (events.c.seq, events.c.kind, events.c.trial, events.c.time_s, events.c.data, events.c.crc)
+_PAGE = (
+    sa.select(*_COLUMNS)
+    .where(events.c.study == sa.bindparam("study"), events.c.seq > sa.bindparam("after"))
+    .order_by(events.c.seq)
+    .limit(sa.bindparam("rows"))
+)
+_HEAD = sa.select(heads.c.events, heads.c.crc).where(heads.c.study == sa.bindparam("study"))
+_ENTRIES = sa.select(
+    studies.c.id, studies.c.name, studies.c.created_s, studies.c.spec, heads.c.events
+).join_from(studies, heads, heads.c.study == studies.c.id)
+
+
+def _named(what: str, text: str) -> str:
+    """``text`` if a database can hold it as a name."""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidInput(f"{what} must be text that isn't empty and has no NUL, got {text!r}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{what} must be valid Unicode, got {text!r}.") from None
+    return text
+
+
+@final
+class SqlStore(Store):
+    """A store on SQLite or PostgreSQL; made by ``open_store``."""
+
+    def __init__(self, backend: Backend, *, write: bool) -> None:
+        self._backend = backend
+        self._write = write
+        self._locked: dict[int, tuple[int, int] | None] = {}  # the head, where it is known
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<SqlStore {self.url}>"
+
+    @property
+    def url(self) -> str:
+        """What opens it again, without any password."""
+        return self._backend.url
+
+    @property
+    def files(self) -> Path | None:
+        """``<file>.files`` beside an SQLite file; None otherwise."""
+        return self._backend.files
+
+    def studies(self) -> list[StudyEntry]:
+        """All studies, oldest first."""
+        query = _ENTRIES.order_by(studies.c.id)
+        return [self._entry(row) for row in self._rows(query)]
+
+    def create(self, name: str, spec: Mapping[str, Any], work: bytes | None) -> StudyEntry:
+        """Add a study."""
+        self._check_writable()
+        _named("A study's name", name)
+        text = to_json(dict(spec), f"The spec of study {name!r}")
+        now_s = time.time()
+
+        def change(connection: sa.Connection) -> int | None:
+            if connection.execute(sa.select(studies.c.id).where(studies.c.name == name)).first() is not None:
+                return None
+            values = {"name": name, "created_s": now_s, "spec": text, "work": work}
+            result = connection.execute(studies.insert().values(values))
+            (study,) = result.inserted_primary_key or (None,)
+            values = {"study": study, "events": 0, "crc": first_checksum(int(study))}
+            connection.execute(heads.insert().values(values))
+            return int(study)
+
+        study = self._backend.write(change)
+        if study is None:
+            raise InvalidInput(
+                f"There is a study {name!r} in {self.url} already. Give another name, or resume that study."
+            )
+        return StudyEntry(study, name, now_s, from_json(text), 0)
+
+    def find(self, name: str | None = None) -> StudyEntry:
+        """The study of that name, or the newest one."""
+        query = _ENTRIES.order_by(studies.c.id.desc()).limit(1)
+        if name is not None:
+            query = query.where(studies.c.name == _named("A study's name", name))
+        rows = self._rows(query)
+        if rows:
+            return self._entry(rows[0])
+        names = [row[0] for row in self._rows(sa.select(studies.c.name).order_by(studies.c.id))]
+        if not names:
+            raise InvalidInput(f"There is no study in {self.url}. Run one with this store first.")
+        raise InvalidInput(f"There is no study {name!r} in {self.url}. There are: {', '.join(map(repr, names))}.")
+
+    def work(self, study: int) -> bytes | None:
+        """The study's pickled training function."""
+        rows = self._rows(sa.select(studies.c.work).where(studies.c.id == study))
+        if not rows:
+            raise self._unknown(study)
+        return None if rows[0][0] is None else bytes(rows[0][0])
+
+    def lock(self, study: int) -> None:
+        """Become the study's writer."""
+        self._check_writable()
+        if study in self._locked:
+            return
+        if self._read_head(study) is None:
+            raise self._unknown(study)
+        self._backend.lock(study)
+        self._locked[study] = None
+
+    def append(self, study: int, events: Sequence[Event]) -> None:
+        """Write events durably, in one transaction."""
+        self._check_locked(study)
+        if not events:
+            return
+        before = self._locked[study]
+        if before is None:
+            before = self._read_head(study)
+            if before is None:
+                raise self._unknown(study)
+        rows = to_rows(events, *before)
+        self._locked[study] = None  # after a failure, look again
+        if not self._backend.append(study, before, rows):
+            now = self._read_head(study)
+            raise StoreError(
+                f"Study {study} in {self.url} was changed by another process: it has {now and now[0]} records, "
+                f"not {before[0]}. Nothing was written. Close it here and open it again."
+            )
+        self._locked[study] = (rows[-1][0], rows[-1][5])
+
+    def read(self, study: int, *, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """The study's events in order."""
+        for row in self._sound(study, after):
+            try:
+                event = to_event(row)
+            except (StoreCorrupt, ValueError, TypeError, RecursionError) as error:
+                raise self._corrupt(study, row[0], str(error)) from error
+            yield row[0], event
+
+    def tail_ok(self, study: int) -> int:
+        """How many records, from the first on, are sound."""
+        good = 0
+        try:
+            for good, _ in self.read(study):
+                pass
+        except StoreCorrupt:
+            pass
+        return good
+
+    def cut(self, study: int, *, keep: int) -> int:
+        """Set aside the records numbered above ``keep``."""
+        self._check_locked(study)
+        self._locked[study] = None
+
+        def change(connection: sa.Connection) -> int:
+            crc: Any = first_checksum(study)
+            if keep:
+                query = sa.select(events.c.crc).where(events.c.study == study, events.c.seq == keep)
+                crc = connection.execute(query).scalar()
+            if keep < 0 or crc is None:
+                raise InvalidInput(f"Can't keep {keep} records of study {study}: it hasn't so many.")
+            gone = (events.c.study == study) & (events.c.seq > keep)
+            columns = ["cut_s", "study", *(column.name for column in _COLUMNS)]
+            rows = sa.select(sa.literal(time.time()), events.c.study, *_COLUMNS).where(gone)
+            connection.execute(cut_records.insert().from_select(columns, rows))
+            count = connection.execute(events.delete().where(gone)).rowcount
+            head = heads.update().where(heads.c.study == study).values(events=keep, crc=crc)
+            connection.execute(head)
+            return int(count)
+
+        try:
+            return self._backend.write(change)
+        except Damaged as error:
+            raise StoreCorrupt(
+                f"{error} The damage is in the database itself, so nothing can be cut. "
+                "Copy what still reads with penstock.store.salvage(damaged, new) and go on with the copy."
+            ) from error
+
+    def get(self, key: str) -> Any | None:
+        """A JSON value that outlives studies, or None."""
+        rows = self._rows(sa.select(kv.c.value).where(kv.c.key == _named("A key", key)))
+        return self._value(key, rows[0][0]) if rows else None
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys that start with ``prefix`` and have a value."""
+        rows = self._rows(sa.select(kv.c.key))  # few: filtered here, the same on every database
+        return sorted(row[0] for row in rows if row[0].startswith(prefix))
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a JSON value under a key."""
+        self._check_writable()
+        text = to_json(value, f"The value of {key!r}")
+        self._backend.update(_named("A key", key), lambda _: text)
+
+    def update(self, key: str, change: Callable[[Any | None], Any]) -> Any:
+        """Replace the value under a key by ``change(value)``, as one step among all processes."""
+        self._check_writable()
+        kept: list[str] = []
+
+        def change_text(text: str | None) -> str:
+            value = change(None if text is None else self._value(key, text))
+            kept[:] = [to_json(value, f"The value of {key!r}")]
+            return kept[0]
+
+        self._backend.update(_named("A key", key), change_text)
+        return from_json(kept[0])
+
+    def close(self) -> None:
+        """Release the lock and the connections."""
+        if not self._closed:
+            self._closed = True
+            self._locked.clear()
+            self._backend.close()
+
+    def _rows(self, query: sa.Select[Any], **values: Any) -> Sequence[sa.Row[Any]]:
+        self._check_open()
+        try:
+            return self._backend.read(lambda connection: connection.execute(query, values).fetchall())
+        except Damaged as error:
+            raise StoreCorrupt(
+                f"{error} Copy what still reads with penstock.store.salvage(damaged, new)."
+            ) from error
+
+    def _read_head(self, study: int) -> tuple[int, int] | None:
+        rows = self._rows(_HEAD, study=study)
+        return (int(rows[0][0]), int(rows[0][1])) if rows else None
+
+    def _sound(self, study: int, after: int) -> Iterator[sa.Row[Any]]:
+        """The rows above ``after`` whose checksums fit; StoreCorrupt at the first that doesn't."""
+        last: int | None = None
+        try:
+            head = self._read_head(study)
+            if head is None:
+                raise self._unknown(study)
+            last = head[0]
+        except StoreCorrupt:
+            pass  # the head doesn't read: go as far as the records do
+        at = max(after, 0)
+        crc: Any = first_checksum(study)
+        if at:
+            rows = self._page(study, at - 1, 1)
+            if not rows or rows[0][0] != at:
+                if last is not None and at >= last:
+                    return
+                raise self._corrupt(study, at, "it is missing")
+            crc = rows[0][5]
+        while last is None or at < last:
+            want = _CHUNK if last is None else min(_CHUNK, last - at)
+            for row in self._page(study, at, want):
+                seq, kind, trial, time_s, data, stored = row
+                if seq != at + 1:
+                    raise self._corrupt(study, at + 1, "it is missing")
+                if checksum(crc, seq, kind, trial, time_s, data) != stored:
+                    raise self._corrupt(study, seq, "its checksum doesn't fit")
+                yield row
+                at, crc = seq, stored
+                want -= 1
+            if want:
+                if last is None:
+                    raise self._corrupt(study, at + 1, "the number of records can't be read")
+                raise self._corrupt(study, at + 1, f"it is missing, {last} were written")
+
+    def _page(self, study: int, after: int, rows: int) -> Sequence[sa.Row[Any]]:
+        """Up to ``rows`` rows; where the database can't read them all, those before the first that fails."""
+        self._check_open()
+
+        def query(count: int, start: int) -> Sequence[sa.Row[Any]]:
+            values = {"study": study, "after": start, "rows": count}
+            return self._backend.read(lambda connection: connection.execute(_PAGE, values).fetchall())
+
+        try:
+            return query(rows, after)
+        except Damaged as error:
+            if rows == 1:
+                raise self._corrupt(study, after + 1, str(error)) from error
+        return query(1, after) if rows < 4 else self._page(study, after, rows // 4)
+
+    def _corrupt(self, study: int, record: int, why: str) -> StoreCorrupt:
+        return StoreCorrupt(
+            f"Record {record} of study {study} in {self.url} doesn't read back: {why}. The {record - 1} before "
+            "it are sound. Back up the store, then set the rest aside with Store.cut(study, keep="
+            f"{record - 1}), as a resume does."
+        )
+
+    def _unknown(self, study: int) -> InvalidInput:
+        known = [f"{entry.id} ({entry.name!r})" for entry in self.studies()]
+        return InvalidInput(f"There is no study {study} in {self.url}. There are: {', '.join(known) or 'none'}.")
+
+    def _value(self, key: str, text: str) -> Any:
+        try:
+            return from_json(text)
+        except (ValueError, TypeError) as error:
+            raise StoreCorrupt(
+                f"The value of {key!r} in {self.url} doesn't read back ({error}). Put it again, or delete it."
+            ) from error
+
+    def _entry(self, row: sa.Row[Any]) -> StudyEntry:
+        study, name, created_s, spec, count = row
+        try:
+            return StudyEntry(study, name, created_s, from_json(spec), count)
+        except (ValueError, TypeError) as error:
+            raise StoreCorrupt(
+                f"The description of study {name!r} in {self.url} doesn't read back ({error}). "
+                "Take it from a backup of the store."
+            ) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"The store {self.url} is closed. Open it again with open_store.")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if not self._write:
+            raise StoreError(f"The store {self.url} is open for reading. Open it with write=True to change it.")
+
+    def _check_locked(self, study: int) -> None:
+        self._check_writable()
+        if study not in self._locked:
+            raise StoreError(f"Study {study} in {self.url} isn't locked here. Call lock({study}) before writing.")

@@ -1,0 +1,53 @@
+"""Packing a study's parts for the store, so that a resume needs nothing but the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import InvalidInput, StoreError
+
+
+def pack(parts: dict[str, Any]) -> bytes:
+    """The parts as a pickle; functions of scripts and notebooks travel by value.
+
+    Raises:
+        InvalidInput: A part can't be pickled; says which.
+    """
+    import cloudpickle
+
+    try:
+        blob: bytes = cloudpickle.dumps(parts)
+        return blob
+    except Exception as error:
+        for name, part in parts.items():
+            try:
+                cloudpickle.dumps(part)
+            except Exception as cause:
+                raise InvalidInput(
+                    f"The study's {name} can't be shipped to workers nor kept for a resume: {cause}. Make what it "
+                    "holds (a lock, an open file, a connection, a generator) inside the training function."
+                ) from error
+        raise
+
+
+def unpack(blob: bytes | None, folder: Path | None, *, given: Any = None) -> dict[str, Any]:
+    """The parts of a pickle.
+
+    Raises:
+        StoreError: They can't be restored; says what is missing.
+    """
+    import cloudpickle
+
+    if blob is None:
+        raise StoreError("This study was stored without its training function: it can be read, not resumed.")
+    try:
+        parts: dict[str, Any] = cloudpickle.loads(blob)
+    except Exception as error:
+        raise StoreError(
+            f"The stored training function can't be restored here: {type(error).__name__}: {error}. Resume in the "
+            "environment and folder where the study was made."
+        ) from error
+    if given is not None:
+        parts["work"] = given
+    return parts

@@ -1,0 +1,601 @@
+"""Study: the loop that joins the rooms."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.core import (
+    Ended,
+    Event,
+    Measurement,
+    Placement,
+    PlanPass,
+    Saved,
+    SessionClosed,
+    SessionOpened,
+    StudyState,
+    TrialRecord,
+)
+from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.execute import Executor, Job, Launch, Local
+from penstock.goal import Budget, Goal, Spent, front, ranked
+from penstock.plan import fifo
+from penstock.report import View, open_view, row, summarize, summary_text
+from penstock.sample import TPE, Grid, Sampler, WarmStart
+from penstock.schedule import Full, Scheduler, StopRule
+from penstock.space import Domain, Space
+from penstock.store import Store, StudyEntry, open_store
+from penstock.study._engine import Engine, Setup
+from penstock.study._files import CheckpointKeeper, folder_of
+from penstock.study._pack import pack, unpack
+from penstock.train import Command
+
+if TYPE_CHECKING:
+    import pandas
+
+DEFAULT_STORE = "penstock.db"
+DEFAULT_TRIALS = 50
+_TICK_S = 0.25
+_FORMAT = 1
+
+
+@final
+class Study:
+    """Finds the configuration of ``work`` in ``space`` that is best by the goal.
+
+    Nothing happens before ``run()``: the constructor checks its arguments and touches no file.
+
+    Args:
+        work: A training function ``train(run)``, a ``Task`` or a ``Command``.
+        space: Where configurations come from; a ``Space`` or a dict of domains.
+        minimize: Metric (or metrics) to minimise. ``energy_j`` and ``train_s`` are metered by Penstock.
+        maximize: Metric (or metrics) to maximise.
+        scheduler: How much budget each configuration gets; default ``Full(trials=50)``.
+        sampler: Which configuration comes next; default TPE. Or give it to the scheduler.
+        executor: Where trials run; default ``Local()``.
+        budget: What the study may spend.
+        seed: Everything random follows from it.
+        store: A path (SQLite), a ``postgresql://`` URL, or False: keep nothing. Default ``penstock.db``.
+        name: The study's name in the store; default: the work's name, numbered if taken.
+        retries: How often a trial is run again after an error in the training function.
+        timeout_s: A trial that reports nothing for so long is killed and counts as failed.
+        warm_start: Configurations to try first, or an earlier Study whose best ones to try first.
+        stop: Stopping rules, asked after every report.
+        planner: Plan passes; default: first come first served.
+        files: Folder for checkpoints and logs; default: beside the store.
+        keep: Which trials' last checkpoints to keep once the trials are over: ``"best"`` or ``"all"``.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., Any] | Command | Any,
+        space: Space | Mapping[str, Domain],
+        *,
+        minimize: str | Iterable[str] | None = None,
+        maximize: str | Iterable[str] | None = None,
+        scheduler: Scheduler | None = None,
+        sampler: Sampler | None = None,
+        executor: Executor | None = None,
+        budget: Budget | None = None,
+        seed: int = 0,
+        store: str | Path | bool | None = None,
+        name: str | None = None,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        warm_start: Iterable[Mapping[str, Any]] | Study | None = None,
+        stop: Sequence[StopRule] = (),
+        planner: Sequence[PlanPass] | None = None,
+        files: str | Path | None = None,
+        keep: str = "best",
+    ) -> None:
+        self.goal = Goal.of(minimize, maximize)
+        self.space = _check_space(space)
+        self.work = _check_work(work, self.space)
+        self.budget = _check_type("budget", budget, Budget, Budget())
+        self.scheduler, self.sampler = _compose(scheduler, sampler, self.budget)
+        if warm_start is not None:
+            configs = warm_start.best_configs() if isinstance(warm_start, Study) else list(warm_start)
+            self.sampler = WarmStart(configs, then=self.sampler)
+        self.executor = _check_type("executor", executor, Executor, None) or Local()
+        self.seed = _check_whole("seed", seed)
+        self.retries = _check_whole("retries", retries)
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidInput(f"timeout_s must be above 0 seconds, got {timeout_s!r}.")
+        self.timeout_s = timeout_s
+        self.stop_rules = tuple(stop)
+        for rule in self.stop_rules:
+            _check_type("stop", rule, StopRule, rule)
+        self.planner = None if planner is None else tuple(planner)
+        if keep not in ("best", "all"):
+            raise InvalidInput(f'keep takes "best" or "all", got {keep!r}.')
+        self.keep = keep
+        self._files = None if files is None else Path(files)
+        if store is True:
+            raise InvalidInput("store takes a path, a URL, None (penstock.db) or False (keep nothing), not True.")
+        self._target: str | Path | None
+        self._target = None if store is False else (DEFAULT_STORE if store is None else store)
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise InvalidInput(f"name must be a word, got {name!r}.")
+        self._name = name
+        self._entry: StudyEntry | None = None
+        self._store: Store | None = None
+        self._state: StudyState | None = None
+        self._packed = True
+
+    # --- loading ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        store: str | Path,
+        name: str | None = None,
+        *,
+        work: Callable[..., Any] | Any | None = None,
+        executor: Executor | None = None,
+        budget: Budget | None = None,
+    ) -> Study:
+        """The study of that name in a store, or its newest one; ``run()`` resumes it.
+
+        The training function, scheduler, sampler and executor come from the store. They are pickles: load only
+        stores you trust (reports and the dashboard read the journal without unpickling anything).
+
+        Args:
+            store: A path or URL.
+            name: The study's name; None: the newest.
+            work: Use this training function instead of the stored one.
+            executor: Run here instead.
+            budget: A new budget, e.g. a larger one.
+        """
+        opened = open_store(store, write=False)
+        try:
+            entry = opened.find(name)
+            parts = unpack(opened.work(entry.id), folder_of(opened, entry.id, None), given=work)
+        finally:
+            opened.close()
+        study = cls(
+            parts["work"],
+            Space.from_json(entry.spec["space"]),
+            minimize=[o["metric"] for o in entry.spec["goal"] if not o["maximize"]],
+            maximize=[o["metric"] for o in entry.spec["goal"] if o["maximize"]],
+            scheduler=parts["scheduler"],
+            sampler=None,
+            executor=executor or parts["executor"],
+            budget=budget or Budget.from_json(entry.spec["budget"]),
+            seed=entry.spec["seed"],
+            store=store,
+            name=entry.name,
+            retries=entry.spec["retries"],
+            timeout_s=entry.spec["timeout_s"],
+            stop=parts["stop"],
+            planner=parts["planner"],
+            files=parts["files"],
+            keep=entry.spec["keep"],
+        )
+        study.goal = Goal.from_json(entry.spec["goal"])
+        study.sampler = parts["sampler"]
+        study._entry = entry
+        return study
+
+    # --- running ---------------------------------------------------------------------------------------------
+
+    def run(self, *, view: str | View | None = None, jsonl: str | Path | None = None) -> Study:
+        """Run the study to its end, or resume it where it was left.
+
+        Ctrl-C (or SIGTERM) lets every running trial finish its epoch and leaves; a second one leaves at once. Either
+        way ``Study.load(...).run()`` goes on later.
+
+        Args:
+            view: ``"live"``, ``"lines"``, ``"auto"`` (live on a terminal, lines elsewhere), or None: quiet.
+            jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
+        """
+        store = self._open()
+        shown = open_view(view, jsonl)
+        try:
+            assert self._entry is not None
+            store.lock(self._entry.id)
+            engine = self._engine()
+            self._state = engine.state
+            _read_journal(store, self._entry, engine)
+            if engine.done and engine.state.trials and engine.state.closed is not None:
+                return self
+            files = folder_of(store, self._entry.id, self._files)
+            files.mkdir(parents=True, exist_ok=True)
+            job = Job(self.work, files, self.goal.metrics, self.timeout_s)
+            self.executor.open(job)
+            _Session(self, engine, store, files, shown).run()
+        finally:
+            self.executor.close()
+            shown.close()
+            self._state = self._state or StudyState()
+            if self._target is not None:
+                store.close()
+        return self
+
+    def _open(self) -> Store:
+        """The store, open for writing, with the study in it."""
+        if self._target is None and self._store is not None:
+            return self._store
+        store = open_store(self._target, write=True)
+        self._store = store
+        if self._entry is None:
+            try:
+                self._entry = self._create(store)
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    def _create(self, store: Store) -> StudyEntry:
+        taken = {entry.name for entry in store.studies()}
+        name = self._name
+        if name is None:
+            base = getattr(self.work, "name", None) or getattr(self.work, "__name__", None) or "study"
+            base = "study" if base == "<lambda>" else base
+            name, count = base, 1
+            while name in taken:
+                count += 1
+                name = f"{base}-{count}"
+        elif name in taken:
+            raise InvalidInput(
+                f"There is a study {name!r} in {store.url} already. Go on with it by "
+                f"Study.load({str(self._target)!r}, {name!r}).run(), or give this one another name."
+            )
+        parts = {
+            "work": self.work,
+            "scheduler": self.scheduler,
+            "sampler": self.sampler,
+            "executor": self.executor,
+            "planner": self.planner,
+            "stop": self.stop_rules,
+            "files": self._files,
+        }
+        blob = None if self._target is None else pack(parts)
+        entry = store.create(name, self.spec(), blob)
+        return entry
+
+    def _engine(self) -> Engine:
+        width = float(getattr(self.executor, "slots_per_trial", 1))
+        setup = Setup(
+            space=self.space,
+            goal=self.goal,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+            planner=self.planner or (fifo(width),),
+            budget=self.budget,
+            seed=self.seed,
+            retries=self.retries,
+            rules=self.stop_rules,
+            width=width,
+        )
+        return Engine(setup)
+
+    def spec(self) -> dict[str, Any]:
+        """What the study is, JSON-able; kept in the store."""
+        return {
+            "format": _FORMAT,
+            "space": self.space.to_json(),
+            "goal": self.goal.to_json(),
+            "scheduler": self.scheduler.to_json(),
+            "sampler": {"name": type(self.sampler).__name__},
+            "executor": type(self.executor).__name__,
+            "budget": self.budget.to_json(),
+            "seed": self.seed,
+            "retries": self.retries,
+            "timeout_s": self.timeout_s,
+            "keep": self.keep,
+            "work": getattr(self.work, "__qualname__", None) or repr(self.work),
+        }
+
+    # --- results ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str | None:
+        """The study's name in its store; None before the first run, if none was given."""
+        return self._name if self._entry is None else self._entry.name
+
+    @property
+    def store_url(self) -> str | None:
+        """What opens the study's store again; None if nothing is kept."""
+        return None if self._target is None else (str(self._target) if self._store is None else self._store.url)
+
+    def keep_nothing(self) -> None:
+        """Run without a store: for simulations of a study that would otherwise be kept."""
+        self._target = None
+
+    @property
+    def state(self) -> StudyState:
+        """The state: of this object's run, or folded from the journal."""
+        if self._state is None:
+            if self._entry is None or self._target is None:
+                return StudyState()
+            store = open_store(self._target, write=False)
+            try:
+                self._state = StudyState.of(event for _, event in store.read(self._entry.id))
+            finally:
+                store.close()
+        return self._state
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        """All trials, in the order of their numbers."""
+        return list(self.state.trials.values())
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best trial by its latest report; with several objectives, the first of ``best_trials``.
+
+        Failed trials don't count. None before the first report.
+        """
+        ranked = self.best_trials
+        return ranked[0] if ranked else None
+
+    @property
+    def best_trials(self) -> list[TrialRecord]:
+        """The Pareto set: all trials that no other trial beats in every objective."""
+        best_first = ranked(self.goal, self.state.trials.values())
+        if len(self.goal.objectives) == 1:
+            return best_first[:1]
+        scores = [self.goal.score(record) or () for record in best_first]
+        return [best_first[i] for i in front(scores)]
+
+    def best_configs(self, count: int = 10) -> list[Mapping[str, Any]]:
+        """The ``count`` best trials' configurations, best first."""
+        return [record.config for record in ranked(self.goal, self.state.trials.values())[:count]]
+
+    @property
+    def energy(self) -> Measurement | None:
+        """The energy of all epochs so far with its source; None where nothing was metered."""
+        return self.state.energy
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One row per trial: number, status, epochs, seconds, energy, configuration and latest metrics."""
+        try:
+            import pandas
+        except ImportError as error:
+            from penstock.core.errors import MissingDependency
+
+            raise MissingDependency('to_dataframe needs pandas: pip install "penstock[dataframe]".') from error
+        return pandas.DataFrame([row(record) for record in self.trials])
+
+    def summary(self) -> dict[str, Any]:
+        """Headline numbers, JSON-able."""
+        return summarize(self.name, self.goal, self.state)
+
+    def __str__(self) -> str:
+        return summary_text(self.name, self.goal, self.state)
+
+    def __repr__(self) -> str:
+        counts = self.state.counts
+        return f"<Study {self.name or 'not run yet'}: {self.goal}, {counts.ended} of {counts.total} trials over>"
+
+
+@final
+class _Session:
+    """One run of a study by one driver."""
+
+    def __init__(self, study: Study, engine: Engine, store: Store, files: Path, view: View) -> None:
+        assert study._entry is not None
+        self._entry = study._entry
+        self._study = study
+        self._engine = engine
+        self._store = store
+        self._executor = study.executor
+        self._view = view
+        self._files = files
+        self._keeper = CheckpointKeeper(files, study.keep, study.goal)
+        self._leave: tuple[str, str] | None = None
+        self._signals = 0
+        self._batch: list[Event] = []
+
+    def run(self) -> None:
+        """Open the session, loop, close it."""
+        engine = self._engine
+        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
+        self._write()
+        engine.requeue()
+        self._view.open(self._study.name or "", self._study.goal, engine.state, self._executor.slots)
+        previous = self._catch_signals()
+        try:
+            reason, detail = self._loop()
+            self._take(SessionClosed(self._now(), reason, detail))
+            self._write()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        self._keeper.finish(engine.state)
+
+    def _loop(self) -> tuple[str, str]:
+        engine, executor = self._engine, self._executor
+        while True:
+            if self._leave is None:
+                self._check_leave()
+            if self._leave is None:
+                self._feed()
+            self._write()
+            if self._leave is not None and not engine.running:
+                return self._leave
+            if engine.done:
+                return "finished", ""
+            if not engine.running:
+                engine.check_finished()
+            for event in executor.poll(self._timeout_s()):
+                self._take(engine.annotate(event))
+            for trial, why in engine.take_stops():
+                executor.stop([trial], reason=why)
+            self._view.tick(engine.state, engine.setup.scheduler.expected, len(engine.running))
+
+    def _feed(self) -> None:
+        """Ask for groups, journal them, launch what fits."""
+        engine = self._engine
+        now_s = self._now()
+        free = self._executor.free()
+        if not free:
+            return
+        for event in engine.submit(free, now_s):
+            self._note(event)
+        for event in engine.take_drops(now_s):
+            self._take(event)
+        placements = engine.plan(free)
+        self._write()  # durable before it is acted on
+        if placements:
+            self._executor.launch([self._launch(placement) for placement in placements])
+
+    def _launch(self, placement: Placement) -> Launch:
+        trials = self._engine.state.trials
+        checkpoints: list[str | None] = []
+        known: list[int] = []
+        for segment in placement.segments:
+            record = trials[segment.trial.id]
+            path = None
+            if record.saved:
+                epoch = max(record.saved)
+                path = record.saved[epoch] if segment.copy_from is None else None
+                if segment.copy_from is not None and epoch > segment.copy_from.epoch:
+                    path = record.saved[epoch]
+            if path is None and segment.copy_from is not None:
+                path = trials[segment.copy_from.trial].saved.get(segment.copy_from.epoch)
+            checkpoints.append(path)
+            known.append(record.epoch)
+        return Launch(placement, tuple(checkpoints), tuple(known))
+
+    def _take(self, event: Event) -> None:
+        """Apply an event and keep it for the next write."""
+        self._engine.apply(event)
+        self._note(event)
+        if isinstance(event, Saved | Ended):
+            self._keeper.on(event, self._engine.state, self._engine.pins)
+
+    def _note(self, event: Event) -> None:
+        self._batch.append(event)
+        self._view.on(event, self._engine.state)
+
+    def _write(self) -> None:
+        if self._batch:
+            self._store.append(self._entry.id, self._batch)
+            self._batch = []
+
+    def _now(self) -> float:
+        return self._executor.clock.now_s()
+
+    def _timeout_s(self) -> float:
+        limit = self._study.budget.time_s
+        if limit is None:
+            return _TICK_S
+        return min(_TICK_S, max(0.0, limit - self._spent().time_s))
+
+    def _spent(self) -> Spent:
+        state = self._engine.state
+        time_s = state.spent_s + max(0.0, self._now() - state.last_s)
+        energy = state.energy
+        return Spent(
+            trials=state.counts.total,
+            epochs=state.epochs,
+            time_s=time_s,
+            energy_wh=None if energy is None else energy.wh,
+        )
+
+    def _check_leave(self) -> None:
+        """Begin to drain if a signal came or the budget is used up."""
+        if self._signals:
+            self._leave = ("interrupted", "Ctrl-C")
+            self._view.say("Finishing the running epochs, then leaving. Press Ctrl-C again to leave at once.")
+        else:
+            used_up = self._study.budget.used_up(self._spent())
+            if used_up is None:
+                return
+            self._leave = ("budget", used_up)
+        self._executor.stop(list(self._engine.running), reason=self._leave[1], keep=True)
+
+    def _catch_signals(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+            if self._signals > 1:
+                raise KeyboardInterrupt
+
+        return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:
+    try:
+        engine.replay(event for _, event in store.read(entry.id))
+    except StoreCorrupt as error:
+        raise StoreCorrupt(
+            f"{error} To go on from the last good record, run: penstock resume --repair {store.url}"
+        ) from error
+
+
+# --- checking arguments --------------------------------------------------------------------------------------
+
+
+def _check_space(space: Any) -> Space:
+    if isinstance(space, Space):
+        return space
+    if isinstance(space, Mapping):
+        return Space(**space)
+    raise InvalidInput(f"space takes a Space or a dict of domains, got {space!r}.")
+
+
+def _check_work(work: Any, space: Space) -> Any:
+    if isinstance(work, Command):
+        unknown = [field for field in work.fields if field not in space.names]
+        if unknown:
+            raise InvalidInput(
+                f"The command uses {{{unknown[0]}}}, but the space has no such domain; it has {list(space.names)}."
+            )
+        return work
+    if not callable(work):
+        raise InvalidInput(f"work takes a function train(run), a Task or a Command, got {work!r}.")
+    if isinstance(work, type):
+        raise InvalidInput(f"work takes a function, got the class {work.__name__}; give an object of it.")
+    return work
+
+
+def _check_type(name: str, value: Any, kind: type, default: Any) -> Any:
+    if value is None:
+        return default
+    if isinstance(value, type) and issubclass(value, kind):
+        raise InvalidInput(f"{name} takes an object, got the class {value.__name__}: write {value.__name__}(...).")
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{name} takes a {kind.__name__}, got {value!r}.")
+    return value
+
+
+def _check_whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInput(f"{name} must be a whole number of at least 0, got {value!r}.")
+    return value
+
+
+def _compose(scheduler: Any, sampler: Any, budget: Budget) -> tuple[Scheduler, Sampler]:
+    sampler = _check_type("sampler", sampler, Sampler, None)
+    scheduler = _check_type("scheduler", scheduler, Scheduler, None)
+    if scheduler is not None and scheduler.sampler is not None:
+        if sampler is not None:
+            raise InvalidInput(
+                "Both the study and its scheduler were given a sampler. Give it to one: "
+                f"{type(scheduler).__name__}(..., sampler={type(sampler).__name__}())."
+            )
+        sampler = _check_type("the scheduler's sampler", scheduler.sampler, Sampler, None)
+    if sampler is None:
+        sampler = TPE()
+    if scheduler is None:
+        unbounded = isinstance(sampler, Grid) or budget != Budget()
+        scheduler = Full() if unbounded else Full(trials=DEFAULT_TRIALS)
+    endless = isinstance(scheduler, Full) and scheduler.trials is None and not isinstance(sampler, Grid)
+    if endless and budget == Budget():
+        raise InvalidInput(
+            "This study has no end: give Full(trials=...) or budget=Budget(trials=...), (time_s=...) or the like."
+        )
+    return scheduler, sampler
+
+
