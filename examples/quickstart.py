@@ -18,7 +18,9 @@ def train(run):
     fit, check = order[:1400], order[1400:]
 
     width = run.config["width"]
-    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Dropout(run.config["dropout"]), nn.Linear(width, 10))
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Dropout(run.config["dropout"]), nn.Linear(width, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=run.config["lr"], momentum=run.config["momentum"])
     if saved := run.load():  # a promoted or retried trial goes on where it was
         model.load_state_dict(saved["model"])

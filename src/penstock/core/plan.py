@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.core.device import Device, Share
@@ -95,6 +95,7 @@ class Plan:
         placed: Placements with devices, to be launched now.
         running: What runs already, for the passes that look at it.
         resized: Running placements whose shares are to change.
+        devices: Devices by id, as far as known, those that are busy included.
     """
 
     waiting: tuple[Placement, ...] = ()
@@ -102,6 +103,7 @@ class Plan:
     placed: tuple[Placement, ...] = ()
     running: tuple[Running, ...] = ()
     resized: tuple[Resize, ...] = ()
+    devices: Mapping[str, Device] = field(default_factory=dict)
 
 
 PlanPass: TypeAlias = Callable[[Plan], Plan]

@@ -36,9 +36,9 @@ PERIOD_S = 0.05
 STALE_S = 0.25
 GIVE_UP_S = 30.0
 
-_MAGIC = b"PENSTKE1"
-# time, joules, watts, idle watts, unattributed joules, seconds with several active, active weight, sequence, pid
-_RECORD = struct.Struct("<dddddddQQ")
+# time, joules, watts, idle watts, unattributed joules, seconds with several active, active weight, how many are
+# active, sequence, pid
+_RECORD = struct.Struct("<dddddddQQQ")
 _CRC = struct.Struct("<I")
 _RECORD_AT = (64, 192)
 _ERROR_AT = 320
@@ -47,7 +47,8 @@ _TABLE_AT = 1024
 _SLOTS = 64
 _SLOT_BYTES = 64
 _CLAIM = struct.Struct("<Qd")  # written by the participant: pid, weight (0: paused)
-_PART = struct.Struct("<dd")  # written by the reader: time, joules; then its checksum
+_CLAIMS = struct.Struct("<Qd48x")
+_PART = struct.Struct("<ddd")  # written by the reader: time, joules, idle joules in them; then its checksum
 _FILE_BYTES = _TABLE_AT + _SLOTS * _SLOT_BYTES
 
 
@@ -77,12 +78,11 @@ def _boot_id() -> str:
 class SharedSensor(Sensor):
     """A device's sensor shared by all processes of this user on this node.
 
-    Make one in every process that meters the device. The inner sensor is only opened (``make`` is called) in the
-    process that becomes the reader.
+    Make one in every process that meters the device.
 
     Args:
-        describe: A sensor to take id, name, method and the power limit from. Its energy is not read here unless
-            this process becomes the reader.
+        describe: The device's own sensor. Its energy and watts are not read here unless this process becomes the
+            reader; its power limit is set directly. Closed with this one.
         folder: Where the shared file is; ``runtime_folder()`` if None.
         period_s: How often the reader publishes.
     """
@@ -162,13 +162,20 @@ class SharedSensor(Sensor):
             if self._slot is None:
                 return whole_j, whole_j, 0.0
             record = self._fresh()
-            part_s, part_j = channel.part(self._slot)
-            others = max(0, channel.active() - 1)
-            ahead_s = max(0.0, time.monotonic() - max(part_s, record.time_s))
-            if part_s > 0:
-                part_j += record.watts * ahead_s * self.fraction_now()
+            part_s, part_j, _ = channel.part(self._slot)
+            mine = channel.weight(self._slot)
+            if part_s > 0 and mine > 0 and record.weight >= mine:
+                ahead_s = max(0.0, time.monotonic() - max(part_s, record.time_s))
+                part_j += record.watts * ahead_s * mine / record.weight
             self._part_j = max(self._part_j, part_j)
-            return whole_j, self._part_j, record.shared_s + (ahead_s if others else 0.0)
+            return whole_j, self._part_j, record.shared_s
+
+    def idle_part_j(self) -> float:
+        """Of this process's part, what the device would have drawn anyway (its lowest watts seen so far)."""
+        with self._lock:
+            channel = self._ensure()
+            self._fresh()
+            return 0.0 if self._slot is None else channel.part(self._slot)[2]
 
     def fraction_now(self) -> float:
         """This process's weight among those active now; 1 if it is alone or not joined."""
@@ -211,13 +218,14 @@ class SharedSensor(Sensor):
     def _open(self) -> None:
         self._pid = os.getpid()
         self._slot = None
-        name = f"{zlib.crc32(self.key.encode()):08x}-{_boot_id()}"
+        name = f"v1-{zlib.crc32(self.key.encode()):08x}-{_boot_id()}"
         self._channel = _Channel.of(self._folder / name, self)
         self._poll = POLLER.add(self._period_s, self._tick)
         self._channel.try_to_read()
         # Time may pass before the first record of a reader that is just starting.
         for _ in range(200):
-            if self._channel.record() is not None or self._channel.error():
+            record = self._channel.record()
+            if self._channel.error() or (record is not None and time.monotonic() - record.time_s < STALE_S):
                 break
             self._channel.try_to_read()
             time.sleep(0.005)
@@ -282,12 +290,22 @@ class SharedSensor(Sensor):
 class _Record:
     """What the reader published last."""
 
-    __slots__ = ("idle_w", "joules", "pid", "sequence", "shared_s", "time_s", "unattributed_j", "watts", "weight")
+    __slots__ = (
+        "active",
+        "idle_w",
+        "joules",
+        "pid",
+        "sequence",
+        "shared_s",
+        "time_s",
+        "unattributed_j",
+        "watts",
+        "weight",
+    )
 
-    def __init__(self, values: tuple[float, ...]) -> None:
-        self.time_s, self.joules, self.watts, self.idle_w = values[0], values[1], values[2], values[3]
-        self.unattributed_j, self.shared_s, self.weight = values[4], values[5], values[6]
-        self.sequence, self.pid = int(values[7]), int(values[8])
+    def __init__(self, values: tuple[float, float, float, float, float, float, float, int, int, int]) -> None:
+        self.time_s, self.joules, self.watts, self.idle_w, self.unattributed_j = values[:5]
+        self.shared_s, self.weight, self.active, self.sequence, self.pid = values[5:]
 
 
 class _Channel:
@@ -326,6 +344,8 @@ class _Channel:
         self._shared_s = 0.0
         self._sequence = 0
         self._parts = [0.0] * _SLOTS
+        self._idle_parts = [0.0] * _SLOTS
+        self._failed = False
         self._alive_s: dict[int, float] = {}
 
     def drop(self, user: SharedSensor) -> None:
@@ -350,13 +370,13 @@ class _Channel:
 
     def record(self) -> _Record | None:
         """The newest intact record."""
-        best: tuple[float, ...] | None = None
+        best: tuple[float, float, float, float, float, float, float, int, int, int] | None = None
         for at in _RECORD_AT:
             raw = self._map[at : at + _RECORD.size + _CRC.size]
             if _CRC.unpack_from(raw, _RECORD.size)[0] != zlib.crc32(raw[: _RECORD.size]):
                 continue
             values = _RECORD.unpack_from(raw)
-            if values[7] and (best is None or values[7] > best[7]):
+            if values[8] and (best is None or values[8] > best[8]):
                 best = values
         return None if best is None else _Record(best)
 
@@ -365,15 +385,15 @@ class _Channel:
         size = int.from_bytes(self._map[_ERROR_AT : _ERROR_AT + 2], "little")
         return self._map[_ERROR_AT + 2 : _ERROR_AT + 2 + size].decode(errors="replace")
 
-    def part(self, slot: int) -> tuple[float, float]:
-        """Time and joules of a participant's account."""
+    def part(self, slot: int) -> tuple[float, float, float]:
+        """Time, joules and idle joules of a participant's account."""
         at = _TABLE_AT + slot * _SLOT_BYTES + 16
         for _ in range(20):
             raw = self._map[at : at + _PART.size + _CRC.size]
             if _CRC.unpack_from(raw, _PART.size)[0] == zlib.crc32(raw[: _PART.size]):
-                time_s, joules = _PART.unpack_from(raw)
-                return time_s, joules
-        return 0.0, 0.0
+                time_s, joules, idle_j = _PART.unpack_from(raw)
+                return time_s, joules, idle_j
+        return 0.0, 0.0, 0.0
 
     def weight(self, slot: int) -> float:
         weight: float = _CLAIM.unpack_from(self._map, _TABLE_AT + slot * _SLOT_BYTES)[1]
@@ -381,9 +401,6 @@ class _Channel:
 
     def active_weight(self) -> float:
         return sum(weight for _, weight in self._claims())
-
-    def active(self) -> int:
-        return len(self._claims())
 
     # -- taking part
 
@@ -413,12 +430,8 @@ class _Channel:
 
     def _claims(self) -> list[tuple[int, float]]:
         """Slots in use now, with their weights."""
-        claims = []
-        for slot in range(_SLOTS):
-            pid, weight = _CLAIM.unpack_from(self._map, _TABLE_AT + slot * _SLOT_BYTES)
-            if pid and weight > 0:
-                claims.append((slot, weight))
-        return claims
+        table = _CLAIMS.iter_unpack(self._map[_TABLE_AT:_FILE_BYTES])
+        return [(slot, weight) for slot, (pid, weight) in enumerate(table) if pid and weight > 0]
 
     # -- being the reader
 
@@ -433,7 +446,9 @@ class _Channel:
                 return
             now_s = time.monotonic()
             previous = self.record()
-            self._parts = [self.part(slot)[1] for slot in range(_SLOTS)]
+            accounts = [self.part(slot) for slot in range(_SLOTS)]
+            self._parts = [account[1] for account in accounts]
+            self._idle_parts = [account[2] for account in accounts]
             at_j = 0.0
             if previous is not None:
                 gap_s = now_s - previous.time_s
@@ -468,9 +483,12 @@ class _Channel:
         self._idle_w = min(self._idle_w, watts)
         claims = self._living_claims(now_s)
         if claims:
-            for (slot, _), part_j in zip(claims, split(drawn_j, [weight for _, weight in claims]), strict=True):
+            weights = [weight for _, weight in claims]
+            idle = split(min(drawn_j, self._idle_w * time_s), weights)
+            for (slot, _), part_j, idle_j in zip(claims, split(drawn_j, weights), idle, strict=True):
                 self._parts[slot] += part_j
-                raw = _PART.pack(now_s, self._parts[slot])
+                self._idle_parts[slot] += idle_j
+                raw = _PART.pack(now_s, self._parts[slot], self._idle_parts[slot])
                 at = _TABLE_AT + slot * _SLOT_BYTES + 16
                 self._map[at : at + _PART.size + _CRC.size] = raw + _CRC.pack(zlib.crc32(raw))
             if len(claims) > 1:
@@ -488,6 +506,7 @@ class _Channel:
             self._unattributed_j,
             self._shared_s,
             weight,
+            len(claims),
             self._sequence,
             self._pid,
         )
@@ -514,7 +533,12 @@ class _Channel:
         try:
             call()
         except SensorError as error:
+            self._failed = True
             self._set_error(str(error))
+        else:
+            if self._failed:  # it came back
+                self._failed = False
+                self._set_error("")
 
     def _quietly(self, call: Callable[[], None]) -> None:
         try:

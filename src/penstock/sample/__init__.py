@@ -1,6 +1,11 @@
 """Samplers: which configuration next."""
 
 from penstock.sample._base import Observation, Sampler
+from penstock.sample._grid import Grid
+from penstock.sample._optuna import OptunaSampler
 from penstock.sample._random import Random
+from penstock.sample._tpe import TPE
+from penstock.sample._walk import Walk
+from penstock.sample._warm import WarmStart
 
-__all__ = ["Observation", "Random", "Sampler"]
+__all__ = ["TPE", "Grid", "Observation", "OptunaSampler", "Random", "Sampler", "Walk", "WarmStart"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TypeVar
 
 from penstock.core import Config, Values
+from penstock.core.errors import InvalidInput
 from penstock.space import Space
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Sampler(ABC):
     resets it.
     """
 
-    learns: ClassVar[bool] = True
+    learns: bool = True
     """Whether proposals depend on what was told. If not, a scheduler may ask for all at once."""
 
     @abstractmethod
@@ -68,3 +71,12 @@ class Sampler(ABC):
     @abstractmethod
     def tell(self, observation: Observation) -> None:
         """Learn a result."""
+
+
+def started(sampler: Sampler, state: T | None) -> T:
+    """What ``start`` set, or an error that says it was not called."""
+    if state is None:
+        raise InvalidInput(
+            f"{type(sampler).__name__} was asked before it was started. Call start(space, ...) first."
+        )
+    return state

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random as Generator
-from typing import ClassVar, final
+from typing import final
 
 from penstock.core import Config
-from penstock.core.errors import InvalidInput
-from penstock.sample._base import Observation, Sampler
-from penstock.sample._seed import mixed
+from penstock.sample._base import Observation, Sampler, started
+from penstock.sample._seed import Stream
 from penstock.space import Space
 
 
@@ -17,13 +15,12 @@ from penstock.space import Space
 class Random(Sampler):
     """Uniform in the unit cube of the space: log domains by their logarithm, choices evenly."""
 
-    learns: ClassVar[bool] = False
+    learns = False
 
     def __init__(self) -> None:
         self._space: Space | None = None
         self._seed = 0
         self._asked = 0
-        self._generator = Generator()
 
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin at the first proposal."""
@@ -31,14 +28,9 @@ class Random(Sampler):
 
     def ask(self, n: int) -> list[Config]:
         """``n`` configurations."""
-        if self._space is None:
-            raise InvalidInput("Random was asked before it was started. Call start(space, ...) first.")
+        sample = started(self, self._space).sample
         first, self._asked = self._asked, self._asked + n
-        configs: list[Config] = []
-        for index in range(first, first + n):
-            self._generator.seed(mixed(self._seed, index))
-            configs.append(self._space.sample(self._generator))
-        return configs
+        return [sample(Stream(self._seed, index)) for index in range(first, first + n)]
 
     def skip(self, configs: Sequence[Config], trials: Sequence[int]) -> None:
         """Count the proposals as answered."""
@@ -49,3 +41,6 @@ class Random(Sampler):
 
     def tell(self, observation: Observation) -> None:
         """Nothing to learn."""
+
+    def __repr__(self) -> str:
+        return "Random()"

@@ -5,16 +5,22 @@ from penstock.schedule._base import Derive, Order, Outcome, Propose, Rules, Sche
 from penstock.schedule._full import Full
 from penstock.schedule._halving import Halving
 from penstock.schedule._hyperband import Hyperband
+from penstock.schedule._pbt import PBT
+from penstock.schedule._stopping import MedianStop, Plateau, StopRule
 
 __all__ = [
     "ASHA",
+    "PBT",
     "Derive",
     "Full",
     "Halving",
     "Hyperband",
+    "MedianStop",
     "Order",
     "Outcome",
+    "Plateau",
     "Propose",
     "Rules",
     "Scheduler",
+    "StopRule",
 ]

@@ -42,7 +42,7 @@ class Full(Scheduler):
     def next(self, want: int) -> TrialGroup | None:
         """All trials at once, or ``want`` of them."""
         rules = self._rules
-        if rules is None or self._exhausted:
+        if rules is None or self._exhausted or want <= 0:
             return None
         if self.trials is None:
             count = want

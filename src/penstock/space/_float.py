@@ -188,7 +188,8 @@ class Float(Domain):
         return data | flags_json(self)
 
     def _index(self, value: float) -> int:
-        assert self.step is not None and self._count is not None
+        assert self.step is not None
+        assert self._count is not None
         return min(max(round((value - self.low) / self.step), 0), self._count - 1)
 
     def __repr__(self) -> str:

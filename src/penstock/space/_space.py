@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any, Protocol, final
 
@@ -53,7 +54,7 @@ class Space:
         # What sampling needs, looked up once.
         self._free = tuple((n, self._domains[n].from_unit, self._conditions[n]) for n in self._order)
 
-    # --- as a mapping of domains -----------------------------------------------------------------------------
+    # --- as a mapping of domains ------------------------------------------------------------------------
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ class Space:
     def __repr__(self) -> str:
         return f"Space({', '.join(f'{name}={domain!r}' for name, domain in self._domains.items())})"
 
-    # --- configurations --------------------------------------------------------------------------------------
+    # --- configurations ---------------------------------------------------------------------------------
 
     def active(self, name: str, config: Mapping[str, Any]) -> bool:
         """Whether the domain ``name`` is part of a configuration with these values of its parents."""
@@ -165,7 +166,7 @@ class Space:
                 result[name] = self._checked(name, config[name]) if known else self[name].from_unit(draw())
         return result
 
-    # --- unit cube -------------------------------------------------------------------------------------------
+    # --- unit cube --------------------------------------------------------------------------------------
 
     def width(self, *, one_hot: bool = False) -> int:
         """The length of an encoded configuration."""
@@ -227,7 +228,7 @@ class Space:
                 config[name] = values[name]
         return config
 
-    # --- all configurations ----------------------------------------------------------------------------------
+    # --- all configurations -----------------------------------------------------------------------------
 
     @property
     def size(self) -> float:
@@ -269,7 +270,7 @@ class Space:
             points[name] = domain.points(wanted)
         return self._grid_from(0, {}, points)
 
-    # --- JSON ------------------------------------------------------------------------------------------------
+    # --- JSON -------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """The space as JSON-able data; ``Space.from_json`` gives an equal space."""
@@ -289,7 +290,7 @@ class Space:
                 raise
             raise SpaceError(f"This is not a space written by to_json(): {error!r}.") from error
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------------
 
     def _checked(self, name: str, value: Any) -> Any:
         try:
@@ -428,10 +429,10 @@ def _classes(domain: Domain, atoms: Sequence[Atom]) -> list[tuple[Any, float]]:
         assert isinstance(domain, Float)
         bounds = {atom.bound for atom in atoms if isinstance(atom, Above | Below)}
         edges = sorted({domain.low, domain.high} | bounds)
-        return [((a + b) / 2, math.inf) for a, b in zip(edges, edges[1:], strict=False)]
+        return [((a + b) / 2, math.inf) for a, b in pairwise(edges)]
     cuts = sorted({0, domain.count, *(cut for atom in atoms for cut in domain.cuts(atom))})
     cuts = [cut for cut in cuts if 0 <= cut <= domain.count]
-    return [(domain.value_at(a), b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [(domain.value_at(a), b - a) for a, b in pairwise(cuts)]
 
 
 def _possible(domain: Domain, atoms: Sequence[Atom]) -> bool:

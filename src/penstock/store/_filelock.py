@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -59,21 +60,16 @@ class FileLock:
             os.close(fd)
         self._fd = fd
         _held.add(self)
-        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-        try:
+        with suppress(OSError):  # disk full: the lock holds all the same, only its message is poorer
             os.ftruncate(fd, 0)
-            os.pwrite(fd, holder, 0)
-        except OSError:
-            pass  # disk full: the lock holds all the same, only its message is poorer
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
 
     def release(self) -> None:
         """Give it up. Idempotent."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            try:
+            with suppress(OSError):
                 os.unlink(self._path)
-            except OSError:
-                pass
             os.close(fd)
 
     def _forget(self) -> None:

@@ -40,7 +40,9 @@ def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> St
         if rest in ("", "/", "/:memory:"):
             return open_store(None, write=write)
         if not rest.startswith("/"):
-            raise InvalidInput(f"{text!r} isn't the URL of a file. Use sqlite:///relative or sqlite:////absolute.")
+            raise InvalidInput(
+                f"{text!r} isn't the URL of a file. Use sqlite:///relative or sqlite:////absolute."
+            )
         return SqlStore(SqliteBackend(Path(rest[1:]), write=write), write=write)
     if scheme.partition("+")[0] in ("postgresql", "postgres"):
         from penstock.store._postgres import PostgresBackend

@@ -60,6 +60,7 @@ class PostgresBackend(Backend):
         self._locks: dict[int, None] = {}
         self._connection: sa.Connection | None = None
         self._session = 0  # the server's process of our session
+        self._session_lost = 0  # and of the one before
         parsed, self._secrets = _parse(url)
         self.url = _shown(parsed)
         self._engine = _engine(parsed)
@@ -77,8 +78,16 @@ class PostgresBackend(Backend):
         return self._session_call(lambda connection: query(connection))
 
     def write(self, change: Callable[[sa.Connection], T]) -> T:
-        """Run a change in one transaction."""
-        return self._session_call(lambda connection: _in_transaction(connection, change))
+        """Run a change in one transaction; after a connection lost in its commit, ask what became of it."""
+        committing: list[tuple[int, T]] = []
+
+        def call(connection: sa.Connection) -> T:
+            if committing and _committed(connection, committing[0][0], self._session_lost):
+                return committing[0][1]
+            committing.clear()
+            return _in_transaction(connection, change, committing)
+
+        return self._session_call(call)
 
     def update(self, key: str, change: Callable[[str | None], str]) -> None:
         """Replace the text under a key, with its row locked in between."""
@@ -155,16 +164,14 @@ class PostgresBackend(Backend):
         except sa.exc.SQLAlchemyError as error:
             raise StoreError(f"{self.url} can't be opened: {self._scrub(error)}.") from None
         try:
-            lost, self._session = (
-                self._session,
-                int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()),
-            )
+            self._session_lost = self._session
+            self._session = int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
             if self._write:
                 self._durable(connection)
             else:
                 connection.exec_driver_sql("SET default_transaction_read_only = on")
             for study in self._locks:
-                self._take(connection, study, lost=lost)
+                self._take(connection, study, lost=self._session_lost)
         except sa.exc.DBAPIError as error:
             with suppress(sa.exc.SQLAlchemyError):
                 connection.close()
@@ -188,7 +195,7 @@ class PostgresBackend(Backend):
             _schema.prepare(inner, self.url)
 
         connection.rollback()
-        _in_transaction(connection, change)
+        _in_transaction(connection, change, [])
 
     def _lock_class(self, connection: sa.Connection) -> int:
         """The first half of our advisory locks' keys: different for stores in different schemas."""
@@ -208,7 +215,7 @@ class PostgresBackend(Backend):
                 time.sleep(0.05)
                 continue
             raise StoreLocked(
-                f"Study {study} in {self.url} is open for writing by {_holder(holder)}. "
+                f"Study {study} in {self.url} is open for writing by {_holder(tuple(holder))}. "
                 "Wait for it or stop it; reading works meanwhile."
             )
 
@@ -233,7 +240,9 @@ class PostgresBackend(Backend):
             remedy = "Connect as a role that may write, to a server that isn't a read-only replica."
             return StoreUnwritable(f"{text} {intact} {remedy}")
         if not state or state.startswith(("08", "57P")) or error.connection_invalidated:
-            remedy = "Check that the server runs and can be reached; the study can be resumed from what it holds."
+            remedy = (
+                "Check that the server runs and can be reached; the study can be resumed from what it holds."
+            )
             return StoreUnwritable(f"{text} {intact} {remedy}")
         return StoreError(f"{text} Check the URL's user, database and rights.")
 
@@ -244,17 +253,35 @@ class PostgresBackend(Backend):
         return text
 
 
-def _in_transaction(connection: sa.Connection, change: Callable[[sa.Connection], T]) -> T:
-    """Run a change between BEGIN and COMMIT on a session that is in autocommit mode otherwise."""
+def _in_transaction(
+    connection: sa.Connection, change: Callable[[sa.Connection], T], committing: list[tuple[int, T]]
+) -> T:
+    """Run a change between BEGIN and COMMIT on a session that is in autocommit mode otherwise.
+
+    Puts the transaction's number and the result into ``committing`` right before the commit.
+    """
     connection.exec_driver_sql("BEGIN")
     try:
         result = change(connection)
+        number = int(connection.exec_driver_sql("SELECT txid_current()").scalar_one())
+        committing.append((number, result))
         connection.exec_driver_sql("COMMIT")
     except BaseException:
         with suppress(sa.exc.SQLAlchemyError):
             connection.exec_driver_sql("ROLLBACK")
         raise
     return result
+
+
+def _committed(connection: sa.Connection, number: int, session: int) -> bool:
+    """Whether a transaction of a lost session was committed; ends it where it is still open."""
+    until_s = time.monotonic() + _SETTLE_S
+    while True:
+        status = connection.exec_driver_sql("SELECT txid_status(%s)", (number,)).scalar()
+        if status != "in progress" or time.monotonic() > until_s:
+            return bool(status == "committed")
+        connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (session,))
+        time.sleep(0.05)
 
 
 def _parse(url: str) -> tuple[sa.URL, list[str]]:
@@ -274,8 +301,8 @@ def _parse(url: str) -> tuple[sa.URL, list[str]]:
 
 def _shown(url: sa.URL) -> str:
     hidden = [name for name in url.query if "password" in name]
-    shown = url.set(drivername="postgresql", password=None).difference_update_query(hidden)
-    return shown.render_as_string(hide_password=True)
+    shown = sa.URL.create("postgresql", url.username, None, url.host, url.port, url.database, url.query)
+    return shown.difference_update_query(hidden).render_as_string(hide_password=True)
 
 
 def _engine(url: sa.URL) -> sa.Engine:
@@ -296,7 +323,7 @@ def _engine(url: sa.URL) -> sa.Engine:
         ) from None
 
 
-def _holder(row: sa.Row[Any]) -> str:
+def _holder(row: Sequence[Any]) -> str:
     session, name, address = row
     match = re.fullmatch(r"penstock (\d+)@(.*)", name or "")
     if match is None:

@@ -25,7 +25,7 @@ def _plain(value: Any) -> Any:
 
 # Pure ASCII: lone surrogates in a traceback and NULs, which PostgreSQL can't hold, survive as escapes.
 _encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
-_decode = json.JSONDecoder().decode
+_decode = json.JSONDecoder().raw_decode  # faster than decode: it doesn't look for white space around
 
 
 def to_json(value: Any, what: str) -> str:
@@ -45,7 +45,7 @@ def to_json(value: Any, what: str) -> str:
 
 def from_json(text: str) -> Any:
     """The value of JSON text."""
-    return _decode(text)
+    return json.loads(text)
 
 
 def first_checksum(study: int) -> int:
@@ -85,4 +85,4 @@ def to_rows(events: Sequence[Event], seq: int, crc: int) -> list[Row]:
 
 def to_event(row: Sequence[Any]) -> Event:
     """The event of a row whose checksum is right."""
-    return from_record(row[1], row[2], row[3], _decode(row[4]))
+    return from_record(row[1], row[2], row[3], _decode(row[4])[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import islice
 
 from penstock.core import Event
@@ -39,9 +40,8 @@ def salvage(damaged: str | os.PathLike[str], new: str | os.PathLike[str]) -> dic
                     more = False
                 target.append(study, batch)
                 copied[entry.name] += len(batch)
-        try:
-            for key in source.keys():
+        with suppress(StoreCorrupt):  # profiles can be measured again
+            keys = source.keys()
+            for key in keys:
                 target.put(key, source.get(key))
-        except StoreCorrupt:
-            pass  # profiles can be measured again
     return copied

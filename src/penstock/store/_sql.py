@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import sqlalchemy as sa
 
@@ -30,6 +31,10 @@ _ENTRIES = sa.select(
     studies.c.id, studies.c.name, studies.c.created_s, studies.c.spec, heads.c.events
 ).join_from(studies, heads, heads.c.study == studies.c.id)
 
+_Row: TypeAlias = Any  # SQLAlchemy's Row, whose type parameters differ between its versions
+_Head: TypeAlias = tuple[int, int]
+"""Number and checksum of the last record."""
+
 
 def _named(what: str, text: str) -> str:
     """``text`` if a database can hold it as a name."""
@@ -49,7 +54,8 @@ class SqlStore(Store):
     def __init__(self, backend: Backend, *, write: bool) -> None:
         self._backend = backend
         self._write = write
-        self._locked: dict[int, tuple[int, int] | None] = {}  # the head, where it is known
+        self._locked: dict[int, _Head | None] = {}  # the head, where it is known
+        self._doubt: dict[int, tuple[_Head, _Head]] = {}  # before and after an append that failed
         self._closed = False
 
     def __repr__(self) -> str:
@@ -81,11 +87,10 @@ class SqlStore(Store):
             if connection.execute(sa.select(studies.c.id).where(studies.c.name == name)).first() is not None:
                 return None
             values = {"name": name, "created_s": now_s, "spec": text, "work": work}
-            result = connection.execute(studies.insert().values(values))
-            (study,) = result.inserted_primary_key or (None,)
-            values = {"study": study, "events": 0, "crc": first_checksum(int(study))}
+            study: int = connection.execute(studies.insert().values(values).returning(studies.c.id)).scalar_one()
+            values = {"study": study, "events": 0, "crc": first_checksum(study)}
             connection.execute(heads.insert().values(values))
-            return int(study)
+            return study
 
         study = self._backend.write(change)
         if study is None:
@@ -105,7 +110,9 @@ class SqlStore(Store):
         names = [row[0] for row in self._rows(sa.select(studies.c.name).order_by(studies.c.id))]
         if not names:
             raise InvalidInput(f"There is no study in {self.url}. Run one with this store first.")
-        raise InvalidInput(f"There is no study {name!r} in {self.url}. There are: {', '.join(map(repr, names))}.")
+        raise InvalidInput(
+            f"There is no study {name!r} in {self.url}. There are: {', '.join(map(repr, names))}."
+        )
 
     def work(self, study: int) -> bytes | None:
         """The study's pickled training function."""
@@ -129,20 +136,34 @@ class SqlStore(Store):
         self._check_locked(study)
         if not events:
             return
-        before = self._locked[study]
-        if before is None:
-            before = self._read_head(study)
-            if before is None:
-                raise self._unknown(study)
+        before = self._locked[study] or self._settle(study)
         rows = to_rows(events, *before)
-        self._locked[study] = None  # after a failure, look again
+        after = rows[-1][0], rows[-1][5]
+        self._locked[study] = None
+        self._doubt[study] = before, after
         if not self._backend.append(study, before, rows):
+            del self._doubt[study]
             now = self._read_head(study)
             raise StoreError(
                 f"Study {study} in {self.url} was changed by another process: it has {now and now[0]} records, "
                 f"not {before[0]}. Nothing was written. Close it here and open it again."
             )
-        self._locked[study] = (rows[-1][0], rows[-1][5])
+        del self._doubt[study]
+        self._locked[study] = after
+
+    def _settle(self, study: int) -> _Head:
+        """The head as stored, after taking back an append that landed although it was reported as failed.
+
+        That happens when a connection is lost between the commit and its acknowledgement and stays lost.
+        """
+        head = self._read_head(study)
+        if head is None:
+            raise self._unknown(study)
+        before, after = self._doubt.pop(study, (None, None))
+        if before is not None and head == after:
+            self.cut(study, keep=before[0])
+            return before
+        return head
 
     def read(self, study: int, *, after: int = 0) -> Iterator[tuple[int, Event]]:
         """The study's events in order."""
@@ -156,11 +177,9 @@ class SqlStore(Store):
     def tail_ok(self, study: int) -> int:
         """How many records, from the first on, are sound."""
         good = 0
-        try:
-            for good, _ in self.read(study):
-                pass
-        except StoreCorrupt:
-            pass
+        with suppress(StoreCorrupt):
+            for seq, _ in self.read(study):
+                good = seq
         return good
 
     def cut(self, study: int, *, keep: int) -> int:
@@ -228,7 +247,7 @@ class SqlStore(Store):
             self._locked.clear()
             self._backend.close()
 
-    def _rows(self, query: sa.Select[Any], **values: Any) -> Sequence[sa.Row[Any]]:
+    def _rows(self, query: sa.Executable, **values: Any) -> Sequence[_Row]:
         self._check_open()
         try:
             return self._backend.read(lambda connection: connection.execute(query, values).fetchall())
@@ -237,11 +256,11 @@ class SqlStore(Store):
                 f"{error} Copy what still reads with penstock.store.salvage(damaged, new)."
             ) from error
 
-    def _read_head(self, study: int) -> tuple[int, int] | None:
+    def _read_head(self, study: int) -> _Head | None:
         rows = self._rows(_HEAD, study=study)
         return (int(rows[0][0]), int(rows[0][1])) if rows else None
 
-    def _sound(self, study: int, after: int) -> Iterator[sa.Row[Any]]:
+    def _sound(self, study: int, after: int) -> Iterator[_Row]:
         """The rows above ``after`` whose checksums fit; StoreCorrupt at the first that doesn't."""
         last: int | None = None
         try:
@@ -261,8 +280,12 @@ class SqlStore(Store):
                 raise self._corrupt(study, at, "it is missing")
             crc = rows[0][5]
         while last is None or at < last:
-            want = _CHUNK if last is None else min(_CHUNK, last - at)
-            for row in self._page(study, at, want):
+            rows = self._page(study, at, _CHUNK if last is None else min(_CHUNK, last - at))
+            if not rows:
+                if last is None:
+                    raise self._corrupt(study, at + 1, "how many were written doesn't read")
+                raise self._corrupt(study, at + 1, f"it is missing, {last} were written")
+            for row in rows:
                 seq, kind, trial, time_s, data, stored = row
                 if seq != at + 1:
                     raise self._corrupt(study, at + 1, "it is missing")
@@ -270,26 +293,18 @@ class SqlStore(Store):
                     raise self._corrupt(study, seq, "its checksum doesn't fit")
                 yield row
                 at, crc = seq, stored
-                want -= 1
-            if want:
-                if last is None:
-                    raise self._corrupt(study, at + 1, "the number of records can't be read")
-                raise self._corrupt(study, at + 1, f"it is missing, {last} were written")
 
-    def _page(self, study: int, after: int, rows: int) -> Sequence[sa.Row[Any]]:
+    def _page(self, study: int, after: int, rows: int) -> Sequence[_Row]:
         """Up to ``rows`` rows; where the database can't read them all, those before the first that fails."""
         self._check_open()
 
-        def query(count: int, start: int) -> Sequence[sa.Row[Any]]:
-            values = {"study": study, "after": start, "rows": count}
-            return self._backend.read(lambda connection: connection.execute(_PAGE, values).fetchall())
-
+        values = {"study": study, "after": after, "rows": rows}
         try:
-            return query(rows, after)
+            return self._backend.read(lambda connection: connection.execute(_PAGE, values).fetchall())
         except Damaged as error:
             if rows == 1:
                 raise self._corrupt(study, after + 1, str(error)) from error
-        return query(1, after) if rows < 4 else self._page(study, after, rows // 4)
+        return self._page(study, after, max(1, rows // 4))
 
     def _corrupt(self, study: int, record: int, why: str) -> StoreCorrupt:
         return StoreCorrupt(
@@ -300,7 +315,9 @@ class SqlStore(Store):
 
     def _unknown(self, study: int) -> InvalidInput:
         known = [f"{entry.id} ({entry.name!r})" for entry in self.studies()]
-        return InvalidInput(f"There is no study {study} in {self.url}. There are: {', '.join(known) or 'none'}.")
+        return InvalidInput(
+            f"There is no study {study} in {self.url}. There are: {', '.join(known) or 'none'}."
+        )
 
     def _value(self, key: str, text: str) -> Any:
         try:
@@ -310,7 +327,7 @@ class SqlStore(Store):
                 f"The value of {key!r} in {self.url} doesn't read back ({error}). Put it again, or delete it."
             ) from error
 
-    def _entry(self, row: sa.Row[Any]) -> StudyEntry:
+    def _entry(self, row: _Row) -> StudyEntry:
         study, name, created_s, spec, count = row
         try:
             return StudyEntry(study, name, created_s, from_json(spec), count)
@@ -327,9 +344,13 @@ class SqlStore(Store):
     def _check_writable(self) -> None:
         self._check_open()
         if not self._write:
-            raise StoreError(f"The store {self.url} is open for reading. Open it with write=True to change it.")
+            raise StoreError(
+                f"The store {self.url} is open for reading. Open it with write=True to change it."
+            )
 
     def _check_locked(self, study: int) -> None:
         self._check_writable()
         if study not in self._locked:
-            raise StoreError(f"Study {study} in {self.url} isn't locked here. Call lock({study}) before writing.")
+            raise StoreError(
+                f"Study {study} in {self.url} isn't locked here. Call lock({study}) before writing."
+            )

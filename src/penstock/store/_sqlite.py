@@ -173,11 +173,11 @@ class SqliteBackend(Backend):
             return Damaged(text)
         if done == "read":
             return StoreError(f"{text} Check that the file is there and readable, and its -wal file with it.")
-        if name.startswith("SQLITE_READONLY") or name.startswith("SQLITE_CANTOPEN"):
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
             remedy = "Make the file and its folder writable, or give another path."
-        elif name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
+        elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             remedy = f"Another process held it for {_BUSY_S:.0f} s. Try again, or find out what it is doing."
-        elif name.startswith("SQLITE_FULL") or name.startswith("SQLITE_IOERR"):
+        elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
             remedy = "Free some space on its disk (or raise the quota or file size limit), then go on."
         else:
             return StoreError(f"{text} Nothing was changed.")
@@ -278,7 +278,9 @@ def _check_path(path: Path, *, write: bool) -> None:
         raise StoreError(f"The folder {path.parent} doesn't exist. Create it first: mkdir -p {path.parent}")
     if not path.exists():
         if not write:
-            raise StoreError(f"There is no store at {path}. Check the path, or run a study with it as its store.")
+            raise StoreError(
+                f"There is no store at {path}. Check the path, or run a study with it as its store."
+            )
         return
     try:
         with path.open("rb") as file:

@@ -8,6 +8,7 @@ what the engine decides. Because everything here follows from the journal, a res
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from itertools import islice
 
 from penstock.core import (
     Checkpoint,
+    Config,
     Dropped,
     Ended,
     Event,
@@ -32,6 +34,7 @@ from penstock.core import (
     TrialRecord,
     TrialStatus,
     Values,
+    to_record,
 )
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Budget, Goal
@@ -100,6 +103,7 @@ class Engine:
             space=setup.space,
             learns=setup.sampler.learns,
             seed=derive_seed(setup.seed, "scheduler"),
+            derive=self._derive,
         )
         setup.scheduler.start(rules)
         for rule in setup.rules:
@@ -250,6 +254,13 @@ class Engine:
             trials.append(trial)
         return trials
 
+    def _derive(self, config: Config, parent: int) -> Trial:
+        """A new trial made from another one; the same in a replay, for nothing here is drawn."""
+        trial = Trial(self._next_trial, config, derive_seed(self.setup.seed, self._next_trial), parent)
+        self.setup.sampler.adopt(config, trial.id)
+        self._next_trial += 1
+        return trial
+
     def _propose_again(self, n: int) -> Sequence[Trial]:
         """During a replay the journal answers for the sampler."""
         assert self._replayed is not None
@@ -288,7 +299,7 @@ class Engine:
             group = self.setup.scheduler.next(event.want)
         finally:
             self._replayed = None
-        if group is None or group.segments != event.segments:
+        if group is None or not _same(group.segments, event.segments):
             raise InvalidInput(
                 f"The journal does not follow from this study: its group {event.label!r} of trials "
                 f"{[s.trial.id for s in event.segments][:5]} is not what the scheduler hands out now. Resume with "
@@ -316,6 +327,14 @@ class Engine:
                 f"{type(self.setup.scheduler).__name__} waits for results although nothing is running. This is a "
                 "defect in Penstock; please report it with the journal."
             )
+
+
+def _same(ours: tuple[Segment, ...], theirs: tuple[Segment, ...]) -> bool:
+    """Whether two groups are the same in the journal's eyes, which knows lists but no tuples."""
+    if ours == theirs:
+        return True
+    texts = [json.dumps(to_record(Submitted(0.0, 0, segments))[3]) for segments in (ours, theirs)]
+    return texts[0] == texts[1]
 
 
 def noted(time_s: float, topic: str, trial: int | None = None, **data: object) -> Noted:

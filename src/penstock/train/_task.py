@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.train._loader import Loaded
     from penstock.train._loop import RunLike
 
-OWN_NAMES = frozenset({"batch_size", "clip_norm", "optimizer"})
+OWN_NAMES = frozenset({"batch_size", "clip_norm"})
 """Names of a configuration that the Task itself understands, beside those of model, optimizer and schedule."""
 
 
@@ -316,8 +316,6 @@ class Task:
     def check_names(self, config: Config, used: set[str], *, certain: bool) -> str | None:
         """A text on the names nobody took, or None; an error if it is certain that nobody does."""
         unknown = [name for name in config if name not in used and name not in OWN_NAMES and name not in self.defaults]
-        if self.clip_norm is not None and "optimizer" in unknown:
-            unknown.remove("optimizer")
         if not unknown:
             return None
         names = ", ".join(map(repr, unknown))

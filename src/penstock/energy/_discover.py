@@ -1,0 +1,215 @@
+"""What this machine can measure: the default sensors, and the findings behind ``penstock doctor``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import NotPermitted, PenstockError, Unsupported
+from penstock.energy._estimate import EstimateSensor
+from penstock.energy._sensor import Sensor
+from penstock.energy._shared import SharedSensor
+
+if TYPE_CHECKING:
+    from penstock.energy._rapl import RaplDomain
+
+POWERCAP = Path("/sys/class/powercap")
+
+
+class State(StrEnum):
+    """How something stands."""
+
+    OK = "ok"
+    ESTIMATED = "estimated"
+    LIMITED = "limited"
+    ABSENT = "absent"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+        subject: A device or facility.
+        measure: Whether its energy can be told, and how well.
+        control: Whether its power limit can be set; ABSENT where there is none to set.
+        detail: In words.
+        fix: The exact command that would improve it; empty if nothing would, or nothing need be.
+    """
+
+    subject: str
+    measure: State
+    control: State = State.ABSENT
+    detail: str = ""
+    fix: str = ""
+
+
+def gpu_sensors(*, shared: bool = True, folder: Path | None = None) -> list[Sensor]:
+    """Sensors of the GPUs this process may use (CUDA_VISIBLE_DEVICES); empty without any.
+
+    GPUs divided by MIG are left out: they have one counter for all instances (``penstock doctor`` says so).
+
+    Raises:
+        SensorError: There is a GPU that can't be read.
+    """
+    from penstock.energy._amd import amd_sensors
+    from penstock.energy._nvml import NvmlSensor, visible_gpus
+
+    found: list[Sensor] = []
+    try:
+        wanted = visible_gpus()
+    except Unsupported:
+        wanted = []
+    for gpu in wanted:
+        try:
+            found.append(NvmlSensor(gpu))
+        except Unsupported:
+            continue
+    found += amd_sensors()
+    return [SharedSensor(sensor, folder=folder) for sensor in found] if shared else found
+
+
+def cpu_sensors(*, shared: bool = True, cores: float | None = None, root: Path = POWERCAP) -> list[Sensor]:
+    """RAPL counters where this user may read them, else the estimate for this process and its children."""
+    from penstock.energy._rapl import rapl_sensors
+
+    try:
+        rapl: list[Sensor] = list(rapl_sensors(root))
+    except PenstockError:
+        rapl = []
+    if not rapl:
+        return [EstimateSensor(cores=cores)]
+    return [SharedSensor(sensor) for sensor in rapl] if shared else rapl
+
+
+def default_sensors(*, shared: bool = True, cores: float | None = None) -> list[Sensor]:
+    """Sensors for everything this process can measure: its GPUs, and the CPU by counter or estimate.
+
+    Args:
+        shared: One process per node reads each device, the others follow it.
+        cores: CPU threads set aside for this process, for the estimate.
+    """
+    return [*gpu_sensors(shared=shared), *cpu_sensors(shared=shared, cores=cores)]
+
+
+def sensors_for(devices: Sequence[str], *, cores: float | None = None, shared: bool = True) -> list[Sensor]:
+    """Sensors of what a trial runs on: its GPUs (``cuda:1`` is this process's second), and the CPU.
+
+    Args:
+        devices: Ids as in a placement: ``"cpu:0"``, ``"cuda:1"``, ``"node7/cuda:3"``.
+        cores: CPU threads set aside for the trial, for the estimate.
+        shared: As in ``default_sensors``.
+    """
+    gpus: list[Sensor] = []
+    wanted = [int(match[1]) for device in devices if (match := re.search(r"(?:^|/)(?:cuda|gpu):(\d+)$", device))]
+    if wanted:
+        from penstock.energy._nvml import NvmlSensor, visible_gpus
+
+        visible = visible_gpus()
+        for number in wanted:
+            if number >= len(visible):
+                raise Unsupported(f"There is no cuda:{number} here: NVML shows {len(visible)} visible GPUs.")
+            sensor = NvmlSensor(visible[number])
+            gpus.append(SharedSensor(sensor) if shared else sensor)
+    return [*gpus, *cpu_sensors(shared=shared, cores=cores)]
+
+
+def examine(root: Path = POWERCAP) -> list[Finding]:
+    """Look at everything; changes nothing but sets each GPU's power limit to what it is, to see whether it may."""
+    return [*_examine_nvidia(), *_examine_amd(), *_examine_cpu(root)]
+
+
+def _examine_nvidia() -> list[Finding]:
+    from penstock.energy._nvml import NvmlSensor, gpu_count
+
+    try:
+        count = gpu_count()
+    except PenstockError as error:
+        return [Finding("NVIDIA GPUs", State.ABSENT, State.ABSENT, str(error))]
+    if count == 0:
+        return [Finding("NVIDIA GPUs", State.ABSENT, State.ABSENT, "The driver is there, but shows no GPU.")]
+    return [_examine_gpu(index, NvmlSensor) for index in range(count)]
+
+
+def _examine_gpu(index: int, make: type[Sensor]) -> Finding:
+    from penstock.energy._nvml import NvmlSensor
+
+    subject = f"gpu:{index}"
+    try:
+        sensor = NvmlSensor(index)
+    except Unsupported as error:
+        return Finding(subject, State.LIMITED, State.LIMITED, str(error), f"sudo nvidia-smi -i {index} -mig 0")
+    except PenstockError as error:
+        fix = f"sudo nvidia-smi --gpu-reset -i {index}"
+        return Finding(subject, State.BROKEN, State.BROKEN, str(error), fix)
+    try:
+        subject = f"gpu:{index} {sensor.name}"
+        detail = f"{sensor.method}, +-{100 * sensor.uncertainty:.0f}%, {sensor.power_w():.0f} W now"
+        range_w = sensor.power_limit_range_w
+        if range_w is None:
+            return Finding(subject, State.OK, State.ABSENT, f"{detail}; no power limit to set")
+        limit_w = sensor.power_limit_w()
+        detail += f"; power limit {limit_w:.0f} W of {range_w[0]:.0f}..{range_w[1]:.0f} W"
+        try:
+            sensor.set_power_limit_w(limit_w)
+        except NotPermitted:
+            fix = 'sudo -E env "PATH=$PATH" <your command>  # or in a container: --cap-add SYS_ADMIN'
+            return Finding(subject, State.OK, State.LIMITED, f"{detail}, which this user may not change", fix)
+        except Unsupported as error:
+            return Finding(subject, State.OK, State.ABSENT, f"{detail}; {error}")
+        return Finding(subject, State.OK, State.OK, f"{detail}, which may be changed")
+    except PenstockError as error:
+        fix = f"sudo nvidia-smi --gpu-reset -i {index}"
+        return Finding(subject, State.BROKEN, State.BROKEN, str(error), fix)
+    finally:
+        sensor.close()
+
+
+def _examine_amd() -> list[Finding]:
+    from penstock.energy._amd import amd_available, amd_sensors
+
+    if not amd_available():
+        return []
+    found = []
+    for sensor in amd_sensors():
+        control = State.OK if sensor.power_limit_range_w else State.ABSENT
+        found.append(Finding(f"{sensor.id} {sensor.name}", State.OK, control, sensor.method))
+        sensor.close()
+    return found
+
+
+def _examine_cpu(root: Path) -> list[Finding]:
+    from penstock.energy._rapl import REMEDY, RaplSensor, find_domains
+
+    domains: list[RaplDomain] = find_domains(root) if root.is_dir() else []
+    if not domains:
+        sensor = EstimateSensor()
+        return [
+            Finding(
+                "CPU",
+                State.ESTIMATED,
+                State.ABSENT,
+                f"No RAPL counters in {root} (a virtual machine, a container without /sys, or another CPU): estimated"
+                f" as {sensor.method}, +-{100 * sensor.uncertainty:.0f}%",
+                "" if root.is_dir() else "sudo modprobe intel_rapl_msr  # on bare metal; a virtual machine has none",
+            )
+        ]
+    found = []
+    for domain in domains:
+        subject = f"{domain.id} {domain.label}"
+        try:
+            sensor = RaplSensor(domain)
+        except NotPermitted as error:
+            found.append(Finding(subject, State.ESTIMATED, State.ABSENT, str(error), REMEDY))
+        except PenstockError as error:
+            found.append(Finding(subject, State.BROKEN, State.ABSENT, str(error)))
+        else:
+            detail = f"{sensor.method}, +-{100 * sensor.uncertainty:.0f}%"
+            found.append(Finding(subject, State.OK, State.ABSENT, detail))
+            sensor.close()
+    return found

@@ -1,0 +1,295 @@
+"""The worker's side of the local executor: a warm process that takes segments one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+from penstock.execute._guardian import kill_session
+from penstock.train._checkpoint import Report
+from penstock.train._worker import End, Settings, Spec, one_line, run_all, user_traceback
+
+MESSAGE_BYTES = 1 << 17
+"""Longest message of the queue; a longer one travels in a file."""
+
+FRAME = struct.Struct("<I")
+TICKET = struct.Struct("<Q")
+QUIT = b"Q"
+SPILLED = b"F"
+
+_FLUSH_S = 0.005
+_FLUSH_COUNT = 64
+_LOG_BYTES = 16 << 20
+_LOG_KEPT_BYTES = 2 << 20
+
+
+@final
+class Channel:
+    """Messages to the driver, gathered for a few milliseconds, and stop commands from it.
+
+    The main thread posts; a background thread sends what lies too long because a training is busy, watches the
+    driver and keeps the log short.
+    """
+
+    def __init__(self, control: socket.socket, driver: int, lifeline: int) -> None:
+        self._control = control
+        self._driver = driver
+        self._lifeline = lifeline
+        self._lock = threading.Lock()
+        self._out: list[tuple[Any, ...]] = []
+        self._flushed_s = time.monotonic()
+        self._in = bytearray()
+        self._stops: dict[int, list[tuple[int, str, bool]]] = {}
+        self._asleep = False
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+        self.dead = False  # in a forked child
+        os.register_at_fork(after_in_child=self._forked)
+        threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
+
+    def _forked(self) -> None:
+        """A child of the training must neither speak for the worker nor keep its pipes open."""
+        self.dead = True
+        self._lock = threading.Lock()
+        for close in (self._control.close, *(lambda fd=fd: os.close(fd) for fd in (self._wake_r, self._wake_w))):
+            with contextlib.suppress(OSError):
+                close()
+
+    def post(self, message: tuple[Any, ...]) -> None:
+        """Send soon."""
+        if self.dead:
+            return
+        with self._lock:
+            self._out.append(message)
+            count = len(self._out)
+        if count >= _FLUSH_COUNT or time.monotonic() - self._flushed_s > _FLUSH_S:
+            self.flush()
+        elif self._asleep:
+            self._asleep = False
+            with contextlib.suppress(OSError):
+                os.write(self._wake_w, b".")
+
+    def flush(self) -> None:
+        """Send what is gathered, now."""
+        if self.dead or not self._out:
+            return
+        with self._lock:
+            out, self._out = self._out, []
+            if out:
+                data = pickle.dumps(out, protocol=5)
+                self._control.sendall(FRAME.pack(len(data)) + data)
+            self._flushed_s = time.monotonic()
+
+    def told(self, ticket: int, trial: int) -> tuple[str, bool] | None:
+        """The stop command for this trial of this ticket, if there is one."""
+        if self.dead:
+            return "forked", False
+        try:
+            while True:
+                data = self._control.recv(65536, socket.MSG_DONTWAIT)
+                if not data:
+                    break
+                self._in += data
+        except (BlockingIOError, InterruptedError):
+            pass
+        while len(self._in) >= FRAME.size:
+            (length,) = FRAME.unpack_from(self._in)
+            if len(self._in) < FRAME.size + length:
+                break
+            of, which, reason, keep = pickle.loads(bytes(self._in[FRAME.size : FRAME.size + length]))
+            del self._in[: FRAME.size + length]
+            if of >= ticket:
+                self._stops.setdefault(of, []).append((which, reason, keep))
+        for which, reason, keep in self._stops.get(ticket, ()):
+            if which == trial:
+                return reason, keep
+        return None
+
+    def forget(self, ticket: int) -> None:
+        """The ticket is done."""
+        if self._stops:
+            self._stops.pop(ticket, None)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_r, select.POLLIN)
+        poll.register(self._lifeline, select.POLLIN | select.POLLHUP)
+        lifelines = {self._lifeline}
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(self._driver)
+                poll.register(pidfd, select.POLLIN)
+                lifelines.add(pidfd)
+        log_s = 0.0
+        while os.getppid() == self._driver:
+            idle = not self._out
+            self._asleep = idle
+            try:
+                ready = poll.poll(500 if idle else 1000 * _FLUSH_S)
+            except InterruptedError:
+                continue
+            if any(fd in lifelines for fd, _ in ready):
+                break
+            if ready:
+                os.read(self._wake_r, 4096)
+                continue
+            if not idle:
+                try:
+                    self.flush()
+                except OSError:
+                    break
+            now_s = time.monotonic()
+            if now_s - log_s > 0.2:
+                log_s = now_s
+                with contextlib.suppress(OSError):
+                    trim_log(1)
+        kill_session(os.getsid(0))  # the driver is gone, so are we and all that the training started
+        os._exit(1)
+
+
+def trim_log(fd: int) -> None:
+    """Keep the tail of a log that has grown too long. Its writers append, so they go on at the new end."""
+    size = os.fstat(fd).st_size
+    if size <= _LOG_BYTES:
+        return
+    with open(f"/proc/self/fd/{fd}" if os.path.exists("/proc/self/fd") else f"/dev/fd/{fd}", "rb") as file:
+        file.seek(size - _LOG_KEPT_BYTES)
+        tail = file.read(_LOG_KEPT_BYTES)
+    os.ftruncate(fd, 0)
+    os.write(fd, b"... earlier output dropped: the log had grown over 16 MB ...\n" + tail)
+
+
+@final
+class _Sink:
+    """Sends one trial's news on the channel."""
+
+    __slots__ = ("_channel", "_offset_s", "_ticket", "_trial")
+
+    def __init__(self, channel: Channel, ticket: int, trial: int, offset_s: float) -> None:
+        self._channel = channel
+        self._ticket = ticket
+        self._trial = trial
+        self._offset_s = offset_s
+
+    def started(self, start: int) -> None:
+        self._channel.post(("s", self._ticket, self._trial, self._offset_s + time.monotonic(), start))
+
+    def reported(self, report: Report) -> None:
+        self._channel.post(("r", self._ticket, self._trial, self._offset_s + time.monotonic(), *report))
+
+    def saved(self, epoch: int, path: str) -> None:
+        self._channel.post(("c", self._ticket, self._trial, self._offset_s + time.monotonic(), epoch, path))
+
+    def told(self) -> tuple[str, bool] | None:
+        return self._channel.told(self._ticket, self._trial)
+
+    def ended(self, end: End) -> None:
+        self._channel.post(("e", self._ticket, self._trial, self._offset_s + time.monotonic(), *end))
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Serve until told to quit or the driver is gone."""
+    control_fd, queue_fd, lifeline_fd, blob_fd, board_fd, slot, driver = map(int, argv)
+    for fd in (control_fd, queue_fd, lifeline_fd, blob_fd, board_fd):
+        os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        size = os.fstat(blob_fd).st_size
+        blob = os.pread(blob_fd, size, 0)
+        head = FRAME.unpack_from(blob)[0]
+        facts = pickle.loads(blob[FRAME.size : FRAME.size + head])
+        sys.path[:] = facts["path"]
+        with contextlib.suppress(OSError):
+            os.chdir(facts["cwd"])
+        settings, work = pickle.loads(blob[FRAME.size + head :])
+        del blob
+        os.close(blob_fd)
+    except BaseException as error:
+        channel.post(("x", one_line(error), user_traceback(error)))
+        channel.flush()
+        os._exit(3)
+    channel.post(("y", os.getpid()))
+    channel.flush()
+    _serve(channel, socket.socket(fileno=queue_fd), board_fd, slot, settings, work, facts["offset_s"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(
+    channel: Channel,
+    queue: socket.socket,
+    board_fd: int,
+    slot: int,
+    settings: Settings,
+    work: Any,
+    offset_s: float,
+) -> None:
+    me = os.getpid()
+    board = mmap.mmap(board_fd, 0)
+    buffer = bytearray(MESSAGE_BYTES)
+    view = memoryview(buffer)
+    threads_set = 0
+    while True:
+        try:
+            length = queue.recv_into(view, MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            channel.flush()  # never wait on unsent news
+            length = queue.recv_into(view, MESSAGE_BYTES)
+        message = view[:length]
+        kind = bytes(message[:1])
+        if length == 0 or kind == QUIT:
+            return
+        if kind == SPILLED:
+            path = Path(os.fsdecode(bytes(message[1:])))
+            ticket, specs, devices, threads = pickle.loads(path.read_bytes())
+            path.unlink(missing_ok=True)
+        else:
+            ticket, specs, devices, threads = pickle.loads(message)
+        TICKET.pack_into(board, TICKET.size * slot, ticket)  # so that our death is blamed on the right segment
+        if threads != threads_set:
+            threads_set = _limit_threads(threads)
+        specs = [Spec._make(spec) for spec in specs]
+        sinks = [_Sink(channel, ticket, spec.trial, offset_s) for spec in specs]
+        os.write(2, b"--- trial %s\n" % b", ".join(b"%d" % spec.trial for spec in specs))
+        for spec, sink in zip(specs, sinks, strict=True):
+            sink.started(spec.start)
+        ends = run_all(work, specs, settings, sinks, devices=devices, threads=threads)
+        if os.getpid() != me:  # the training forked and its child came back here
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            os._exit(0)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        for end, sink in zip(ends, sinks, strict=True):
+            sink.ended(end)
+        channel.forget(ticket)
+        if "torch" in sys.modules and threads_set:
+            threads_set = threads  # a training may import torch only now
+            _limit_torch(threads)
+
+
+def _limit_threads(threads: int) -> int:
+    _limit_torch(threads)
+    return threads
+
+
+def _limit_torch(threads: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

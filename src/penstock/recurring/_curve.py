@@ -1,0 +1,343 @@
+"""Penstock's own policy: a Bayesian curve of cost over batch size, explored only while it pays.
+
+What Zeus observes and throws away is used here:
+
+- Cost = Epochs(b) x EpochCost(b). The two factors are modelled apart: epochs are noisy and independent of the
+  device, the epoch cost is all but exact once profiled.
+- Neighbouring batch sizes are alike. log Epochs and log EpochCost are Gaussian processes over log b around
+  the shapes that theory expects: epochs ~ 1 + b/b_crit (beyond a critical batch size more samples do not help:
+  McCandlish et al. 2018), epoch cost ~ 1 + b_sat/b (below saturation an epoch is bound by its number of steps).
+  b_crit and b_sat are unknown and integrated over.
+- A run that was stopped early says "more epochs than this": a censored observation.
+- The default's power draw says how saturated the device is, before any other batch size was run.
+- A batch size is explored if what one more observation is expected to save over the recurrences to come
+  exceeds what it is expected to cost more now (the knowledge gradient), and the run is stopped where going on
+  is expected to cost more than starting again with the best batch size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from penstock.core.errors import InvalidInput
+from penstock.recurring._cost import best_limit
+from penstock.recurring._history import Seen, View
+from penstock.recurring._policy import Choice, Policy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+HORIZON = 30
+"""Recurrences a job is expected to have ahead at least: a month of nights."""
+
+NOISE = 0.1
+"""Prior relative spread of epochs to target between runs: "as large as 14%" (Zeus section 3.2)."""
+
+NOISE_WEIGHT = 4.0
+"""How many runs the prior spread counts for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve_:
+    """A Gaussian belief over the log of a positive function of the batch sizes."""
+
+    mean: Array
+    cov: Array
+
+
+@final
+class Curve(Policy):
+    """A Bayesian cost curve over batch sizes with knowledge-gradient exploration.
+
+    Args:
+        horizon: Recurrences that are still to come. None: not known; as many as there have been, and at least
+            ``HORIZON``.
+    """
+
+    name: ClassVar[str] = "ours"
+
+    def __init__(self, horizon: int | None = None) -> None:
+        if horizon is not None and horizon < 1:
+            raise InvalidInput(f"horizon must be at least 1 recurrence or None, got {horizon}.")
+        self._horizon = horizon
+
+    def choose(self, view: View, number: int) -> Choice:
+        """The choice for decision ``number``."""
+        spec = view.spec
+        if len(spec.batch_sizes) == 1 or not any(seen.reached for seen in view.seen):
+            size = _before_any_success(view)
+            return self._with_limit(view, size, view.cost_limit)
+        import numpy as np
+
+        x = np.log2(np.asarray(spec.batch_sizes, dtype=np.float64))
+        seen = view.seen if spec.window is None else view.seen[-spec.window :]
+        noise = _noise(seen)
+        epochs = _epochs_belief(x, spec, seen, noise)
+        costs = _epoch_cost_belief(x, view)
+        index = {size: at for at, size in enumerate(spec.batch_sizes)}
+        for decision in view.pending:  # what is under way will be known: don't explore it twice
+            at = index.get(decision.batch_size)
+            if at is not None:
+                epochs = _hallucinate(epochs, at, noise**2)
+                costs = _hallucinate(costs, at, 1e-4)
+        horizon = self._horizon or max(HORIZON, len(view.seen))
+        banned = {index[b] for b in _broken(seen) if b in index}
+        at, limit = _best_action(epochs, costs, noise, horizon, banned)
+        cap = view.cost_limit
+        cost_limit = cap if limit is None or cap is None else min(cap, limit)
+        return self._with_limit(view, spec.batch_sizes[at], cost_limit)
+
+    def _with_limit(self, view: View, size: int, cost_limit: float | None) -> Choice:
+        limit_w, profile_w = thrifty_limits(view, size)
+        return Choice(size, limit_w, profile_w, cost_limit)
+
+
+def _before_any_success(view: View) -> int:
+    # The default is trusted. If it failed, its neighbours are tried, nearest first, and it again in turn.
+    sizes, default = view.spec.batch_sizes, view.spec.default
+    fails = {size: 0 for size in sizes}
+    for seen in view.seen:
+        if seen.batch_size in fails and not seen.reached:
+            fails[seen.batch_size] += 1
+    return min(sizes, key=lambda b: (fails[b], abs(math.log(b / default)), b))
+
+
+def thrifty_limits(view: View, size: int) -> tuple[float | None, tuple[float, ...]]:
+    """The power limit to run at, and those to profile.
+
+    The first batch size profiles all limits. Epoch cost is near-convex in the limit and its optimum moves slowly
+    with the batch size, so another one profiles only the optimum of the nearest profiled batch size and its
+    two neighbours, and one limit further as long as the best measured one lies at the edge.
+    """
+    spec = view.spec
+    limits = spec.limits_w
+    if not limits:
+        return None, ()
+    profile = {w: p for w, p in view.profiles.get(size, {}).items() if w in limits}
+    if not profile:
+        others = {b: p for b, p in view.profiles.items() if b != size and any(w in limits for w in p)}
+        if not others:
+            return None, tuple(reversed(limits))
+        near = min(others, key=lambda b: (abs(math.log(b / size)), b))
+        best, _ = best_limit(others[near], eta=spec.eta, max_power_w=spec.max_power_w)
+        at = limits.index(best)
+        return None, tuple(reversed(limits[max(0, at - 1) : at + 2]))
+    best, _ = best_limit(profile, eta=spec.eta, max_power_w=spec.max_power_w)
+    at = limits.index(best)
+    missing = tuple(w for w in (*limits[max(0, at - 1) : at], *limits[at + 1 : at + 2]) if w not in profile)
+    return best, missing
+
+
+def _broken(seen: tuple[Seen, ...]) -> set[int]:
+    # Crashes (out of memory, say) twice without ever succeeding: not feasible here.
+    crashes: dict[int, int] = {}
+    for one in seen:
+        if one.reached:
+            crashes[one.batch_size] = -(10**9)
+        elif one.error:
+            crashes[one.batch_size] = crashes.get(one.batch_size, 0) + 1
+    return {size for size, n in crashes.items() if n >= 2}
+
+
+def _noise(seen: tuple[Seen, ...]) -> float:
+    groups: dict[int, list[float]] = {}
+    for one in seen:
+        if one.reached:
+            groups.setdefault(one.batch_size, []).append(math.log(one.epochs))
+    squares, freedom = 0.0, 0
+    for logs in groups.values():
+        average = sum(logs) / len(logs)
+        squares += sum((value - average) ** 2 for value in logs)
+        freedom += len(logs) - 1
+    return math.sqrt((NOISE_WEIGHT * NOISE**2 + squares) / (NOISE_WEIGHT + freedom))
+
+
+def _kernel(x: Array, scale: float, length: float, nugget: float) -> Array:
+    import numpy as np
+
+    gap = (x[:, None] - x[None, :]) / length
+    smooth: Array = scale**2 * np.exp(-0.5 * gap**2) + nugget**2 * np.eye(len(x))
+    return smooth
+
+
+def _mixture(
+    shapes: Array, log_prior: Array, kernel: Array, at: Array, y: Array, variance: Array
+) -> Curve_:
+    """The belief given observations ``y`` at arms ``at``, with the shape parameters integrated out.
+
+    Each row of ``shapes`` is a mean function; to each an unknown constant is added (a vague Gaussian). The
+    posterior is a mixture of Gaussians with one covariance; its first two moments are returned.
+    """
+    import numpy as np
+
+    full = kernel + 25.0  # the unknown constant
+    inner = full[np.ix_(at, at)] + np.diag(variance)
+    factor = np.linalg.cholesky(inner)
+    gain = np.linalg.solve(inner, full[at]).T  # arms x observations
+    rest = y[None, :] - shapes[:, at]
+    white = np.linalg.solve(factor, rest.T)
+    log_weight = log_prior - 0.5 * np.sum(white**2, axis=0)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    means = shapes + rest @ gain.T
+    mean = weight @ means
+    spread = means - mean
+    cov = full - gain @ full[at] + (weight[:, None] * spread).T @ spread
+    return Curve_(mean, cov)
+
+
+def _epochs_belief(x: Array, spec: Any, seen: tuple[Seen, ...], noise: float) -> Curve_:
+    import numpy as np
+
+    index = {size: at for at, size in enumerate(spec.batch_sizes)}
+    groups: dict[int, list[float]] = {}
+    for one in seen:
+        if one.reached and one.batch_size in index:
+            groups.setdefault(index[one.batch_size], []).append(math.log(one.epochs))
+    at = np.asarray(sorted(groups), dtype=np.intp)
+    y = np.asarray([np.mean(groups[a]) for a in at])
+    variance = np.asarray([noise**2 / len(groups[a]) for a in at])
+    x0 = math.log2(spec.default)
+    critical = np.arange(x.min() - 2.0, x.max() + 4.5, 1.0)
+    # Too small batches: gradients too noisy (Zeus section 4.4). The default is known to be large enough.
+    low = np.concatenate([[-50.0], np.arange(x.min() - 3.0, x0 - 0.5, 1.0)])
+    c, small = (grid.ravel() for grid in np.meshgrid(critical, low))
+    shapes = np.log(1.0 + 2.0 ** (x[None, :] - c[:, None]) + 2.0 ** (2.0 * (small[:, None] - x[None, :])))
+    prior = np.where(small < -40.0, math.log(0.5), math.log(0.5 / max(1, len(low) - 1))) - math.log(len(critical))
+    belief = _mixture(shapes, prior, _kernel(x, 0.15, 2.0, 0.05), at, y, variance)
+    censored: dict[int, list[float]] = {}
+    for one in seen:
+        if not one.reached and not one.error and one.batch_size in index:
+            censored.setdefault(index[one.batch_size], []).append(one.epochs)
+    for arm, counts in censored.items():
+        for count in sorted(counts)[-3:]:
+            belief = _beyond(belief, arm, math.log(max(count, 0.5)), noise**2)
+    return belief
+
+
+def _epoch_cost_belief(x: Array, view: View) -> Curve_:
+    import numpy as np
+
+    spec = view.spec
+    points: list[tuple[int, float, float]] = []
+    for arm, size in enumerate(spec.batch_sizes):
+        cost = view.epoch_cost(size)
+        if cost is not None and cost > 0:
+            points.append((arm, math.log(cost), 0.01**2))
+        elif view.foreign.get(size, 0.0) > 0:
+            points.append((arm, math.log(view.foreign[size]), 0.15**2))
+    at = np.asarray([p[0] for p in points], dtype=np.intp)
+    y = np.asarray([p[1] for p in points])
+    variance = np.asarray([p[2] for p in points])
+    sat = np.arange(x.min() - 6.0, x.max() + 6.5, 1.0)
+    shapes = np.log(1.0 + 2.0 ** (sat[:, None] - x[None, :]))
+    guess, width = _saturation(view)
+    prior = -0.5 * ((sat - guess) / width) ** 2
+    return _mixture(shapes, prior, _kernel(x, 0.1, 2.0, 0.03), at, y, variance)
+
+
+def _saturation(view: View) -> tuple[float, float]:
+    """What the power draw of a profiled batch size tells of log2 b_sat: mean and standard deviation.
+
+    A device that draws little of its limit waits most of the time, and a larger batch would fill it.
+    """
+    spec = view.spec
+    top = spec.limits_w[-1] if spec.limits_w else None
+    known = [b for b in spec.batch_sizes if top is not None and top in view.profiles.get(b, {})]
+    if not known or top is None:
+        return math.log2(spec.default) - 2.0, 4.0
+    size = spec.default if spec.default in known else known[0]
+    draw = view.profiles[size][top][1] / top
+    # Between an idle draw of about a fifth and a full one of about four fifths of the limit.
+    busy = min(0.95, max(0.05, (draw - 0.2) / 0.6))
+    return math.log2(size) + math.log2(1.0 / busy - 1.0), 2.0
+
+
+def _hallucinate(belief: Curve_, at: int, variance: float) -> Curve_:
+    """The belief once arm ``at`` will have been observed, whatever the outcome: same mean, less variance."""
+    import numpy as np
+
+    column = belief.cov[:, at]
+    return Curve_(belief.mean, belief.cov - np.outer(column, column) / (column[at] + variance))
+
+
+def _beyond(belief: Curve_, at: int, bound: float, variance: float) -> Curve_:
+    """The belief once a noisy draw of arm ``at`` is known to exceed ``bound``: moments of the truncated Gaussian."""
+    import numpy as np
+
+    column = belief.cov[:, at]
+    scale = math.sqrt(column[at] + variance)
+    z = (belief.mean[at] - bound) / scale
+    ratio = _inverse_mills(z)
+    mean = belief.mean + column * (ratio / scale)
+    cov = belief.cov - np.outer(column, column) * (ratio * (z + ratio) / scale**2)
+    return Curve_(mean, cov)
+
+
+def _inverse_mills(z: float) -> float:
+    """phi(z) / Phi(z), without underflow."""
+    if z < -8.0:  # asymptotic: Phi(z) ~ phi(z)/|z| (1 - 1/z^2)
+        return -z / (1.0 - 1.0 / z**2)
+    return math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi) / (0.5 * math.erfc(-z / math.sqrt(2.0)))
+
+
+def _best_action(
+    epochs: Curve_, costs: Curve_, noise: float, horizon: float, banned: set[int]
+) -> tuple[int, float | None]:
+    """The arm with the least expected cost now, less what observing it saves later; and where to stop it."""
+    import numpy as np
+
+    log_mean = epochs.mean + costs.mean
+    var = np.maximum(np.diag(epochs.cov), 0.0) + np.maximum(np.diag(costs.cov), 0.0)
+    allowed = np.asarray([a not in banned for a in range(len(log_mean))])
+    if not allowed.any():
+        allowed[:] = True
+    mean = np.where(allowed, np.exp(np.minimum(log_mean + 0.5 * var, 600.0)), np.inf)
+    best = int(np.argmin(mean))
+    now, stop = _run_costs(log_mean, var + noise**2, float(mean[best]))
+    now[best], stop[best] = mean[best], np.inf
+    gain = float(mean[best]) - _after(epochs, costs, noise, mean)
+    score = np.where(allowed, now - horizon * gain, np.inf)
+    chosen = int(np.argmin(score))
+    return chosen, None if math.isinf(stop[chosen]) else float(stop[chosen])
+
+
+def _after(epochs: Curve_, costs: Curve_, noise: float, mean: Array) -> Array:
+    """Per arm: the expected least mean cost once that arm has been observed (knowledge gradient)."""
+    import numpy as np
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(9)
+    weights = weights / weights.sum()
+    step_e = epochs.cov / np.sqrt(np.maximum(np.diag(epochs.cov), 0.0) + noise**2)[None, :]
+    step_k = costs.cov / np.sqrt(np.maximum(np.diag(costs.cov), 0.0) + 1e-4)[None, :]
+    # [outcome of b's epochs, outcome of b's epoch cost, cost of c, observed arm a]
+    factor_e = np.exp(nodes[:, None, None] * step_e - 0.5 * step_e**2)
+    factor_k = np.exp(nodes[:, None, None] * step_k - 0.5 * step_k**2)
+    least = np.min(mean[None, None, :, None] * factor_e[:, None] * factor_k[None, :], axis=2)
+    expected: Array = np.einsum("i,j,ija->a", weights, weights, least)
+    return expected
+
+
+def _run_costs(log_mean: Array, var: Array, best: float) -> tuple[Array, Array]:
+    """Per arm: the expected cost of a recurrence that starts with it, and the cost at which to stop it.
+
+    A run stopped at t has cost t and the recurrence starts again with the best arm: E[min(C, t)] + P(C > t) best,
+    for a lognormal C. t is chosen to minimise it.
+    """
+    import numpy as np
+    from scipy.special import ndtr
+
+    sd = np.sqrt(var)
+    t = best * np.concatenate([np.linspace(1.0, 3.0, 17), [1e6]])
+    z = (np.log(t)[None, :] - log_mean[:, None]) / sd[:, None]
+    below = np.exp(np.minimum(log_mean + 0.5 * var, 600.0))[:, None] * ndtr(z - sd[:, None])
+    above = ndtr(-z)
+    total = below + above * (t[None, :] + best)
+    at = np.argmin(total, axis=1)
+    rows = np.arange(len(at))
+    return total[rows, at], np.where(at == len(t) - 1, np.inf, t[at])

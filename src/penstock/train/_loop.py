@@ -1,0 +1,581 @@
+"""The one training loop: epochs, evaluation, checkpoints and exploration of a Task's trial."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import InvalidInput
+from penstock.core.trial import Config
+from penstock.train._loader import Loaded, Source, derive, order_of
+
+if TYPE_CHECKING:
+    from penstock.train._task import Task
+
+_FLUSH = 2048  # losses kept as separate tensors before they are joined
+
+
+class RunLike(Protocol):
+    """What the loop needs of a Run. ``options`` (Segment.options) and ``until`` may be missing."""
+
+    @property
+    def config(self) -> Config:
+        """The trial's configuration."""
+
+    @property
+    def seed(self) -> int:
+        """The trial's seed."""
+
+    @property
+    def device(self) -> Any:
+        """Where to train: ``"cpu"``, ``"cuda:1"`` or a ``torch.device``."""
+
+    def epochs(self) -> Iterable[int]:
+        """The epochs to run."""
+
+    def report(self, **metrics: float) -> None:
+        """Report an epoch's metrics."""
+
+    def save(self, state: Any) -> None:
+        """Keep a checkpoint."""
+
+    def load(self) -> Any | None:
+        """The checkpoint to go on from."""
+
+
+def train(task: Task, run: RunLike) -> None:
+    """Train a Task as a Run says: from its checkpoint, for its epochs, in its mode.
+
+    Modes (``run.options["mode"]``, set by ``pk.SM2``): ``"explore"`` runs each epoch of the segment as an
+    exploratory one that leaves the model as it was and sets the learning rate; anything else trains.
+    """
+    options: Mapping[str, Any] = getattr(run, "options", None) or {}
+    explores = options.get("mode") == "explore"
+    with private_randomness():
+        trainer = Trainer(task, run.config, seed=run.seed, device=run.device, lr_is_found=bool(options))
+        state = run.load()
+        if state is not None:
+            trainer.load_state(state)
+        # A scheduler's budget is in the run's epochs; the task's own counts only where there is none.
+        bounded = getattr(run, "until", None) is not None
+        if not bounded and trainer.epoch >= task.epochs:
+            return
+        for _ in run.epochs():
+            if explores:
+                metrics = trainer.explore(options)
+            else:
+                metrics = trainer.train_epoch(save=run.save)
+            over = not explores and task.target is not None and task.target.reached(metrics)
+            over = over or (not bounded and trainer.epoch >= task.epochs)
+            if over or explores or trainer.epoch % task.checkpoint_epochs == 0 or _is_last(run, trainer.epoch):
+                run.save(trainer.state())
+            run.report(**metrics)
+            if over:
+                return
+
+
+def _is_last(run: RunLike, epoch: int) -> bool:
+    until = getattr(run, "until", None)
+    return until is not None and epoch >= until
+
+
+@final
+class Trainer:
+    """One trial's model, optimizer, schedule and position, and the steps that move them.
+
+    Nothing of it is global but the random generators, which ``train_epoch`` seeds from (seed, epoch): the same
+    trial gives the same numbers alone, after a resume, or between other trials. Wrap its use in
+    ``private_randomness`` to leave the process's generators as they were.
+
+    Attributes:
+        epoch: Epochs behind it, exploratory ones included.
+        step: Batches of the present epoch behind it.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: Config,
+        *,
+        seed: int,
+        device: Any = "cpu",
+        lr: float | None = None,
+        lr_is_found: bool = False,
+        model: Any = None,
+    ) -> None:
+        self.task = task
+        self.config = task.hyperparameters(config)
+        self.seed = seed
+        self.device = _device(device)
+        self.data: Loaded = task.load(self.device)
+        self.batch_size = min(task.size_of_batches(self.config), self.data.train.n)
+        used: set[str] = set()
+        if model is None:
+            seed_everything(derive(seed, "init"))
+            model, used = task.build_model(self.config)
+        self.model: torch.nn.Module = model.to(self.device)
+        if lr is None and lr_is_found and "lr" not in self.config:
+            lr = 0.0  # a scheduler that explores the learning rate sets it before the first step
+        self._needs_lr = lr == 0.0
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer, taken = task.build_optimizer(trainable, self.config, lr=lr)
+        used |= taken
+        self.steps_per_epoch = _steps(self.data.train.n, self.batch_size, task.drop_last)
+        total = task.epochs * self.steps_per_epoch
+        self.schedule, self._per_step, taken = task.build_schedule(self.optimizer, self.config, steps=total)
+        used |= taken
+        if used:
+            _warn_once(task.check_names(config, used, certain=not task.factory_gets_all))
+        clip = self.config.get("clip_norm", task.clip_norm)
+        self.clip_norm: float | None = None if clip is None else float(clip)
+        self.dtype, self.scaler = _precision(self.device, task.amp)
+        self._plateau = isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        self.epoch = 0
+        self.step = 0
+        self._losses: list[Tensor] = []
+        self._resume_random: dict[str, Any] | None = None
+        self._checked = False
+
+    # ------------------------------------------------------------ learning rate
+
+    @property
+    def lr(self) -> float:
+        """The first parameter group's learning rate, as the schedule has it now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def set_lr(self, lr: float) -> None:
+        """Train on at ``lr``; a schedule goes on from it in proportion, groups keep their ratios."""
+        old = float(self.optimizer.param_groups[0].get("initial_lr", self.optimizer.param_groups[0]["lr"]))
+        for group in self.optimizer.param_groups:
+            for key in ("lr", "initial_lr"):
+                if key not in group:
+                    continue
+                now = group[key]
+                value = float(now) * lr / old if old > 0 else lr
+                if isinstance(now, Tensor):
+                    now.fill_(value)
+                else:
+                    group[key] = value
+        if self.schedule is not None and hasattr(self.schedule, "base_lrs"):
+            bases = self.schedule.base_lrs
+            self.schedule.base_lrs = [base * lr / old if old > 0 else lr for base in bases]
+        self._needs_lr = False
+
+    # ------------------------------------------------------------ training
+
+    def train_epoch(self, *, save: Callable[[Any], None] | None = None) -> dict[str, float]:
+        """Train one epoch, or the rest of an interrupted one, and evaluate.
+
+        Args:
+            save: Called with a state every ``checkpoint_steps`` steps.
+
+        Returns:
+            ``loss`` (on the validation data where there is any), ``train_loss`` and the task's metrics.
+        """
+        if self._needs_lr:
+            raise InvalidInput(
+                f"No learning rate: {', '.join(self.config) or 'an empty configuration'} holds none and none was "
+                "explored before this epoch. Add lr to the space, or begin with an exploratory epoch."
+            )
+        source = self.data.train
+        self.seed_epoch()
+        if self._resume_random is not None:
+            set_random_state(self._resume_random, self.device)
+            self._resume_random = None
+        order = order_of(source.n, self.seed, self.epoch)
+        batches = source.batches(self.batch_size, order=order, start=self.step, drop_last=self.task.drop_last)
+        every = self.task.checkpoint_steps if save is not None else None
+        self.model.train()
+        if every is None:
+            self.run_steps(batches)
+        else:
+            self._run_steps_saving(batches, every, save)
+        train_loss = self._mean_loss()
+        self.epoch += 1
+        self.step = 0
+        self._losses = []
+        metrics = self.evaluate()
+        if self.schedule is not None and not self._per_step:
+            self.schedule.step(*([metrics.get("loss", train_loss)] if self._plateau else []))
+        metrics.setdefault("loss", train_loss)
+        return {**metrics, "train_loss": train_loss}
+
+    def _run_steps_saving(self, batches: Iterator[Any], every: int, save: Callable[[Any], None] | None) -> None:
+        for batch in batches:
+            self.run_steps((batch,))
+            if save is not None and self.step % every == 0 and self.step < self.steps_per_epoch:
+                save(self.state())
+
+    def run_steps(self, batches: Iterable[Any]) -> None:
+        """One optimizer step per batch. The inner loop of every training there is: keep it lean."""
+        # Locals, and no .item(): a step must neither look names up nor wait for the device.
+        model, loss_of, optimizer = self.model, self.task.loss, self.optimizer
+        forward = self.task.forward or _forward
+        zero, step, losses = optimizer.zero_grad, optimizer.step, self._losses
+        clip, scaler, dtype = self.clip_norm, self.scaler, self.dtype
+        schedule = self.schedule if self._per_step else None
+        keep = losses.append
+        plain = dtype is None and scaler is None
+        if not self._checked:
+            batches = self._check_first(batches, forward)
+        for inputs, targets in batches:
+            if plain:
+                loss = loss_of(forward(model, inputs), targets)
+            else:
+                with torch.autocast(self.device.type, dtype=dtype):
+                    loss = loss_of(forward(model, inputs), targets)
+            zero()
+            if scaler is None:
+                loss.backward()
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                step()
+            else:
+                scaler.scale(loss).backward()
+                if clip is not None:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                scaler.step(optimizer)
+                scaler.update()
+            if schedule is not None:
+                schedule.step()
+            keep(loss.detach())
+            self.step += 1
+            if len(losses) >= _FLUSH:
+                losses[:] = [torch.cat([loss.reshape(-1) for loss in losses])]
+
+    def peek(self, batch: Any) -> float:
+        """The loss of one batch as training sees it (dropout on), without a step."""
+        inputs, targets = batch
+        forward = self.task.forward or _forward
+        with torch.no_grad(), self._autocast():
+            return float(self.task.loss(forward(self.model, inputs), targets))
+
+    def _check_first(self, batches: Iterable[Any], forward: Callable[..., Any]) -> Iterator[Any]:
+        """The batches, after a look at what loss and model make of the first."""
+        for number, batch in enumerate(batches):
+            if number == 0:
+                self._check_loss(batch, forward)
+            yield batch
+
+    def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
+        inputs, targets = batch
+        before = random_state(self.device)
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        with torch.enable_grad(), self._autocast():
+            output = forward(self.model, inputs)
+            loss = self.task.loss(output, targets)
+        name = getattr(self.task.loss, "__name__", type(self.task.loss).__name__)
+        if not isinstance(loss, Tensor):
+            raise InvalidInput(f"loss={name} returned a {type(loss).__name__}; it must return a scalar tensor.")
+        if loss.numel() != 1:
+            raise InvalidInput(
+                f"loss={name} returned a tensor of shape {tuple(loss.shape)}; it must return a scalar: "
+                'take the mean (reduction="mean").'
+            )
+        if not loss.requires_grad:
+            raise InvalidInput(f"loss={name} gave a loss without a gradient: is it detached, or every weight frozen?")
+        # The look must leave no trace: batch norm has moved its statistics and dropout the generator.
+        with torch.no_grad():
+            for key, buffer in self.model.named_buffers():
+                buffer.copy_(buffers[key])
+        set_random_state(before, self.device)
+        self._checked = True
+
+    def _autocast(self) -> Any:
+        return nullcontext() if self.dtype is None else torch.autocast(self.device.type, dtype=self.dtype)
+
+    def _mean_loss(self) -> float:
+        if not self._losses:
+            return math.nan
+        losses = torch.cat([loss.reshape(-1) for loss in self._losses]).double()
+        sizes = torch.full_like(losses, float(self.batch_size))
+        rest = self.data.train.n % self.batch_size
+        if rest and not self.task.drop_last and len(losses) == self.steps_per_epoch:
+            sizes[-1] = float(rest)
+        return float((losses * sizes).sum() / sizes.sum())
+
+    # ------------------------------------------------------------ evaluation
+
+    def evaluate(self, source: Source | None = None) -> dict[str, float]:
+        """The loss and the task's metrics on the validation data (or ``source``); empty where there is none."""
+        source = source or self.data.val
+        if source is None:
+            return {}
+        task, model, loss_of = self.task, self.model, self.task.loss
+        forward = task.forward or _forward
+        on_set = task.metrics_on == "set" and bool(task.metrics)
+        sums: dict[str, Tensor] = {}
+        outputs: list[Any] = []
+        truths: list[Any] = []
+        rows = 0
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode(), self._autocast():
+                for inputs, targets in source.batches(task.eval_batch_size):
+                    count = min(task.eval_batch_size, source.n - rows)
+                    output = forward(model, inputs)
+                    _add(sums, "loss", loss_of(output, targets), count)
+                    if on_set:
+                        if not outputs:
+                            _check_room(output, count, source.n, self.device)
+                        outputs.append(output)
+                        truths.append(targets)
+                    else:
+                        for name, metric in task.metrics.items():
+                            _add(sums, name, metric(output, targets), count)
+                    rows += count
+                result = {name: float(value) / rows for name, value in sums.items()}
+                if on_set:
+                    output, truth = _join(outputs), _join(truths)
+                    for name, metric in task.metrics.items():
+                        result[name] = _scalar(name, metric(output, truth))
+        finally:
+            model.train(was_training)
+        return result
+
+    # ------------------------------------------------------------ exploration (SM2)
+
+    def clone(self) -> Trainer:
+        """An isolated copy: training it changes nothing here."""
+        other = Trainer(
+            self.task, self.config, seed=self.seed, device=self.device, lr=self.lr, model=copy.deepcopy(self.model)
+        )
+        other.load_state(copy.deepcopy(self.state()))
+        other._checked = self._checked
+        return other
+
+    def explore(self, options: Mapping[str, Any]) -> dict[str, float]:
+        """An exploratory epoch (SM2 4.2, 4.4): sets the learning rate, leaves everything else as it was.
+
+        On a random part of the batches, the first half sweeps the learning rate on a copy of the model; a second
+        copy trains on the other half at the rate found and is evaluated, which gives the configuration's
+        performance. Both copies are thrown away.
+
+        Args:
+            options: ``lrs``, ``lr_range`` and ``fraction`` as in ``pk.SM2``.
+
+        Returns:
+            The metrics of the second copy, with ``sm2_lr`` (the rate chosen), ``sm2_stability``, ``sm2_loss``
+            (the sweep's smoothed loss there) and ``sm2_fraction`` (training samples used / samples there are).
+        """
+        from penstock.train._lr_range import sweep
+
+        lrs = int(options.get("lrs", 20))
+        low, high = options.get("lr_range", (1e-3, 1.0))
+        fraction = float(options.get("fraction", 0.25))
+        self.seed_epoch()
+        subset = self.subset(fraction)
+        half = max(1, len(subset) // (2 * self.batch_size)) * self.batch_size
+        choice = sweep(self.clone(), lrs=lrs, lr_range=(low, high), order=subset[:half])
+        copied = self.clone()
+        copied.set_lr(choice.lr)
+        rest = subset[half:] if len(subset) > half else subset
+        copied.model.train()
+        copied.run_steps(copied.data.train.batches(self.batch_size, order=rest))
+        losses = torch.cat([loss.reshape(-1) for loss in copied._losses]).double()
+        metrics = copied.evaluate()
+        train_loss = float(losses.mean())
+        metrics.setdefault("loss", train_loss)
+        self.set_lr(choice.lr)
+        self.epoch += 1
+        self.step = 0
+        used = choice.steps * self.batch_size + len(rest)
+        return {
+            **metrics,
+            "train_loss": train_loss,
+            "sm2_lr": choice.lr,
+            "sm2_loss": choice.loss,
+            "sm2_stability": choice.stability,
+            "sm2_fraction": used / self.data.train.n,
+        }
+
+    def subset(self, fraction: float) -> Tensor:
+        """A random part of this epoch's batches, as whole batches where there are any."""
+        source = self.data.train
+        order = order_of(source.n, derive(self.seed, "explore"), self.epoch)
+        batches = max(1, round(fraction * self.steps_per_epoch))
+        return order[: min(source.n, batches * self.batch_size)]
+
+    # ------------------------------------------------------------ state
+
+    def seed_epoch(self) -> None:
+        """Seed all generators for the present epoch."""
+        seed_everything(derive(self.seed, "epoch", self.epoch))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resume needs: model, optimizer, schedule, generators, position."""
+        return {
+            "version": 1,
+            "epoch": self.epoch,
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "random": random_state(self.device),
+            "losses": torch.cat([loss.reshape(-1) for loss in self._losses]).cpu() if self._losses else None,
+            "lr_found": not self._needs_lr,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state()``.
+
+        Raises:
+            InvalidInput: It is another model's.
+        """
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise InvalidInput(
+                f"The checkpoint does not fit the model of this configuration: {error}. "
+                "Did the model factory change since it was saved?"
+            ) from error
+        if self.schedule is not None and state["schedule"] is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.epoch = int(state["epoch"])
+        self.step = int(state["step"])
+        losses = state["losses"]
+        self._losses = [] if losses is None else [losses.to(self.device)]
+        self._resume_random = dict(state["random"]) if self.step else None
+        self._needs_lr = not state["lr_found"]
+
+
+def _forward(model: torch.nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _steps(n: int, size: int, drop_last: bool) -> int:
+    return max(1, n // size) if drop_last else -(-n // size)
+
+
+def _device(device: Any) -> torch.device:
+    found = device if isinstance(device, torch.device) else torch.device(str(device).split("/")[-1])
+    return torch.device("cpu") if found.type == "cpu" else found
+
+
+def _precision(device: torch.device, amp: bool) -> tuple[torch.dtype | None, Any]:
+    if not amp:
+        return None, None
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        return torch.float16, torch.amp.GradScaler("cuda")
+    return torch.bfloat16, None
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Any, count: int) -> None:
+    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
+    if tensor.numel() != 1:
+        raise InvalidInput(f"The metric {name!r} returned shape {tuple(tensor.shape)}; it must return one number.")
+    part = tensor.detach().reshape(()).double() * count
+    sums[name] = sums[name] + part if name in sums else part
+
+
+def _scalar(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise InvalidInput(f"The metric {name!r} returned shape {tuple(value.shape)}; it must return one number.")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"The metric {name!r} returned {value!r}; it must return one number.") from error
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return first if len(parts) == 1 else torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return {key: _join([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(_join([part[i] for part in parts]) for i in range(len(first)))
+    return first
+
+
+def _check_room(output: Any, rows: int, n: int, device: torch.device) -> None:
+    """Refuse to collect outputs that can't fit: better now than as an out-of-memory in the last batch."""
+    if not isinstance(output, Tensor):
+        return
+    need = output.nbytes / max(1, rows) * n
+    if need < (1 << 30):
+        return
+    from penstock.train._loader import _free_bytes
+
+    free = _free_bytes(device)
+    if need > free / 2:
+        raise InvalidInput(
+            f"The outputs for all {n} validation samples take {need / 2**30:.1f} GiB, more than half of the "
+            f'{free / 2**30:.1f} GiB free. Use metrics_on="batch", or fewer validation samples.'
+        )
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str | None) -> None:
+    if text is not None and text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, UserWarning, stacklevel=4)
+
+
+# ---------------------------------------------------------------- randomness
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, Python and (if it is in use) numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of all generators a training may draw from."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put the generators back where ``random_state`` found them."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(_as_tuple(state["python"]))
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def private_randomness() -> Iterator[None]:
+    """Whatever is drawn or seeded inside, the process's generators are as before afterwards."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+    before = random_state(device)
+    try:
+        yield
+    finally:
+        set_random_state(before, device)

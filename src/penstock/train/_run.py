@@ -1,0 +1,417 @@
+"""Run: what a training function sees of its trial."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from penstock.core.errors import InvalidInput
+from penstock.core.measurement import Measurement
+from penstock.train._checkpoint import Checkpoints, Found, Report
+
+
+class Sink(Protocol):
+    """Where a Run's news goes. Implemented by each kind of worker; stamps the time."""
+
+    def reported(self, report: Report) -> None:
+        """An epoch is over."""
+        ...
+
+    def saved(self, epoch: int, path: str) -> None:
+        """A checkpoint is complete."""
+        ...
+
+    def told(self) -> tuple[str, bool] | None:
+        """Whether to stop: the reason, and whether the trial is to go on later. Cheap; doesn't wait."""
+        ...
+
+
+class EpochMeter(Protocol):
+    """Measures the energy of each epoch of one trial."""
+
+    def epoch_begin(self) -> None:
+        """An epoch begins."""
+        ...
+
+    def epoch_end(self) -> Measurement | None:
+        """What it drew; None where nothing can be measured."""
+        ...
+
+
+class Unwind(BaseException):
+    """Ends a training function from inside. Not an Exception, so that ``except Exception`` lets it pass."""
+
+
+@final
+class Run:
+    """One trial as its training function sees it.
+
+    A training function loops over ``run.epochs()``, reports once or more per epoch and may save its state::
+
+        def train(run):
+            model, optimizer = build(**run.config)
+            if (state := run.load()) is not None:
+                model.load_state_dict(state["model"])
+            for epoch in run.epochs():
+                ...
+                run.save({"model": model.state_dict()})
+                run.report(loss=loss)
+
+    The loop starts at the epoch that the loaded state belongs to and ends when the trial's present budget is
+    used up or the study stops the trial. A function without such a loop counts one epoch per report (save
+    before you report); it is left at the report with which its budget ends. A function may also just
+    return its metrics: that is one report.
+
+    Attributes:
+        config: The configuration, a copy that belongs to the function.
+        trial: The trial's number.
+        seed: The trial's seed. ``random``, and ``numpy`` and ``torch`` where loaded, are seeded with it.
+        device: Where to compute: ``"cpu"``, ``"cuda:0"``.
+        devices: All devices of the trial, ``device`` first.
+        threads: How many CPU threads it may use.
+    """
+
+    __slots__ = (
+        "_accrued_s",
+        "_checkpoints",
+        "_copy_from",
+        "_energy",
+        "_entered",
+        "_epoch",
+        "_failure",
+        "_folder",
+        "_found",
+        "_inside",
+        "_known",
+        "_last_reported",
+        "_looped",
+        "_mark_s",
+        "_meter",
+        "_new",
+        "_objectives",
+        "_pending",
+        "_pid",
+        "_reports",
+        "_sink",
+        "_staged",
+        "_start",
+        "_stop",
+        "_until",
+        "config",
+        "device",
+        "devices",
+        "seed",
+        "threads",
+        "trial",
+    )
+
+    def __init__(
+        self,
+        *,
+        trial: int,
+        config: Mapping[str, Any],
+        seed: int,
+        until: int | None,
+        known: int = 0,
+        start: int = 0,
+        copy_from: tuple[int, int] | None = None,
+        objectives: tuple[str, ...],
+        sink: Sink,
+        checkpoints: Checkpoints,
+        folder: Path | None = None,
+        devices: tuple[str, ...] = ("cpu",),
+        threads: int = 1,
+        meter: EpochMeter | None = None,
+    ) -> None:
+        """Made by workers. ``known``: the last epoch whose report the study has."""
+        self.config = dict(config)
+        self.trial = trial
+        self.seed = seed
+        self.device = devices[0]
+        self.devices = devices
+        self.threads = threads
+        self._until = until
+        self._known = known
+        self._start = start
+        self._copy_from = copy_from
+        self._objectives = objectives
+        self._sink = sink
+        self._checkpoints = checkpoints
+        self._folder = folder
+        self._meter = meter
+        self._pid = os.getpid()
+        self._pending: dict[str, float] = {}
+        self._inside = False  # within an iteration of epochs()
+        self._looped = False  # epochs() was called
+        self._entered = 0  # iterations begun
+        self._staged = False
+        self._stop: tuple[str, bool] | None = None
+        self._failure: str | None = None
+        self._new = 0  # reports made or sent again here
+        self._accrued_s = 0.0
+        self._energy: Measurement | None = None
+        self._found: Found | None = checkpoints.find()
+        self._epoch = 0
+        self._last_reported = 0
+        self._reports: list[Report] = []  # those the study may not have yet
+        if self._found is not None:
+            self._epoch = self._found.epoch
+            self._last_reported = self._found.epoch
+            self._reports = [report for report in self._found.reports if report[0] > known]
+            for report in self._reports:  # made, but perhaps never heard of, before the worker or the driver died
+                sink.reported(report)
+                self._new += 1
+        self._mark_s = time.perf_counter()
+
+    def __repr__(self) -> str:
+        return f"Run(trial={self.trial}, epoch={self._epoch}, config={self.config})"
+
+    @property
+    def epoch(self) -> int:
+        """Epochs behind the trial."""
+        return self._epoch
+
+    @property
+    def until(self) -> int | None:
+        """Epochs behind the trial when its present budget ends; None: as many as the function likes."""
+        return self._until
+
+    @property
+    def folder(self) -> Path:
+        """A directory of the trial's own that outlives restarts; made on first use."""
+        if self._folder is None:
+            raise InvalidInput("This executor keeps no files, so run.folder has no place. Use run.save().")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the study wants the trial to end now; for functions with very long epochs."""
+        return self._told() is not None
+
+    def epochs(self, total: int | None = None) -> Iterator[int]:
+        """Iterate over the epochs to do now, counted from 0, from where ``load`` goes on.
+
+        Args:
+            total: How many epochs there are when the study sets no limit (and never more than that).
+        """
+        if total is not None and total < 0:
+            raise InvalidInput(f"run.epochs(total) must not be negative, got {total}.")
+        if self._inside:
+            raise InvalidInput("run.epochs() is already being looped over; nest no second loop inside it.")
+        self._looped = True
+        return _Epochs(self, total)
+
+    def report(self, /, **metrics: Any) -> None:
+        """Report metrics of the present epoch, by name.
+
+        Several reports within one iteration of ``epochs()`` add up to one; a later value replaces an earlier
+        one. Values are numbers (numpy's and torch's too). One that is not finite fails the trial.
+        """
+        if not metrics or os.getpid() != self._pid:
+            return
+        if self._failure is not None:
+            raise Unwind
+        late = self._looped and not self._inside
+        number = self._epoch if late else self._epoch + 1
+        pending = self._pending
+        for name, value in metrics.items():
+            pending[name] = self._number(name, value, number)
+        if self._inside:
+            return
+        if late:
+            self._report_late()
+            return
+        self._close()
+        if self._stop is not None or (self._until is not None and self._epoch >= self._until):
+            raise Unwind
+
+    def save(self, state: Any) -> None:
+        """Keep ``state`` (anything that pickles) as the checkpoint of the present epoch.
+
+        It is serialised at once and counts from the end of the epoch on, together with the epoch's reports.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._checkpoints.stage(state)
+        self._staged = True
+        if self._looped and not self._inside and self._entered:
+            self._commit()  # after the loop: the checkpoint of the last epoch
+
+    def load(self) -> Any | None:
+        """The state to go on from, or None where there is none."""
+        return None if self._found is None else self._found.load(self.device)
+
+    # -- for workers ------------------------------------------------------------------------------------
+
+    def _told(self) -> tuple[str, bool] | None:
+        if self._stop is None:
+            self._stop = self._sink.told()
+        return self._stop
+
+    def _fail(self, reason: str) -> Unwind:
+        if self._failure is None:
+            self._failure = reason
+        return Unwind()
+
+    def _number(self, name: str, value: Any, epoch: int) -> float:
+        if type(value) is not float:
+            try:
+                item = getattr(value, "item", None)
+                plain = value if item is None else item()
+                if isinstance(plain, str | bytes):
+                    raise TypeError
+                value = float(plain)
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                raise self._fail(
+                    f"metric {name!r} is {_brief(value)} at epoch {epoch}: a report takes finite numbers"
+                ) from None
+        if not math.isfinite(value):
+            raise self._fail(f"metric {name!r} is {value} at epoch {epoch}: a report takes finite numbers")
+        return float(value)
+
+    def _close(self) -> None:
+        """The present epoch is over: keep its checkpoint, tell its report, ask whether to go on."""
+        self._epoch += 1
+        now_s = time.perf_counter()
+        self._accrued_s += now_s - self._mark_s
+        if self._meter is not None:
+            drawn = self._meter.epoch_end()
+            if drawn is not None:
+                self._energy = drawn if self._energy is None else self._energy + drawn
+        report = self._take()
+        path = self._checkpoints.commit(self._epoch, self._reports) if self._staged else None
+        self._staged = False
+        if report is not None:
+            self._sink.reported(report)
+        if path is not None:
+            self._sink.saved(self._epoch, path)
+        self._told()
+        if self._meter is not None:
+            self._meter.epoch_begin()
+        self._mark_s = time.perf_counter()
+
+    def _take(self) -> Report | None:
+        """What is pending as the report of the present epoch."""
+        metrics = self._pending
+        if not metrics:
+            return None
+        self._pending = {}
+        missing = [name for name in self._objectives if name not in metrics]
+        if missing:
+            given = ", ".join(metrics)
+            wanted = ", ".join(repr(name) for name in missing)
+            raise self._fail(f"the report of epoch {self._epoch} lacks {wanted}; it gives {given}")
+        drawn = self._energy
+        energy = None if drawn is None else (drawn.value, drawn.unit, int(drawn.source), drawn.uncertainty)
+        report = (self._epoch, metrics, self._accrued_s, energy)
+        self._accrued_s, self._energy = 0.0, None
+        self._reports.append(report)
+        self._last_reported = self._epoch
+        self._new += 1
+        return report
+
+    def _commit(self) -> None:
+        path = self._checkpoints.commit(self._epoch, self._reports)
+        self._staged = False
+        if path is not None:
+            self._sink.saved(self._epoch, path)
+
+    def _report_late(self) -> None:
+        """A report after the loop is that of the last epoch, if it has none yet."""
+        if self._epoch > self._last_reported or (self._epoch == 0 and not self._entered):
+            if self._epoch == 0:
+                self._epoch = 1
+            report = self._take()
+            if report is not None:
+                self._sink.reported(report)
+        elif self._entered:
+            raise InvalidInput(
+                f"Epoch {self._epoch} has been reported already; call run.report() inside the loop over "
+                "run.epochs(), or only after it."
+            )
+        else:  # all epochs were done, and reported, before a restart
+            self._pending = {}
+
+    def _finish(self, returned: Any) -> None:
+        """The function has returned: a last iteration that was left by break or return counts if it reported."""
+        if self._inside:
+            self._inside = False
+            if self._pending or self._staged:
+                self._close()
+        elif self._staged:
+            self._checkpoints.discard()
+        if self._new or returned is None or self._stop is not None:
+            return
+        if self._epoch and self._epoch <= self._last_reported:
+            return
+        if isinstance(returned, Mapping):
+            metrics = {str(name): value for name, value in returned.items()}
+        elif len(self._objectives) == 1:
+            metrics = {self._objectives[0]: returned}
+        else:
+            raise self._fail(
+                f"the training function returned {_brief(returned)}; with several objectives return a dict with "
+                + ", ".join(map(repr, self._objectives))
+            )
+        number = max(self._epoch, 1)
+        self._pending = {name: self._number(name, value, number) for name, value in metrics.items()}
+        if self._epoch:
+            report = self._take()
+            if report is not None:
+                self._sink.reported(report)
+        else:
+            self._close()
+
+    def _advance(self, epoch: int, metrics: Mapping[str, Any]) -> bool:
+        """A report that names its epoch (a Command's); False when the budget is used up or it is to stop."""
+        if epoch > self._epoch and metrics:
+            self._epoch = epoch - 1
+            self._pending = {name: self._number(name, value, epoch) for name, value in metrics.items()}
+            self._close()
+        return self._stop is None and (self._until is None or self._epoch < self._until)
+
+
+@final
+class _Epochs:
+    """The iterator of ``Run.epochs``. A class, not a generator: it must notice a break without the collector."""
+
+    __slots__ = ("_end", "_run")
+
+    def __init__(self, run: Run, total: int | None) -> None:
+        until = run._until
+        self._run = run
+        self._end = until if total is None else total if until is None else min(until, total)
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        run = self._run
+        if run._failure is not None:
+            raise Unwind
+        if run._inside:
+            run._inside = False
+            run._close()
+        else:
+            run._mark_s = time.perf_counter()
+        if run._stop is not None or (self._end is not None and run._epoch >= self._end):
+            raise StopIteration
+        if run._entered == 0 and run._meter is not None:
+            run._meter.epoch_begin()  # what the function did before its loop is no epoch's
+        run._entered += 1
+        run._inside = True
+        return run._epoch
+
+
+def _brief(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "something"
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return f"{text} ({type(value).__name__})"

@@ -1,0 +1,239 @@
+"""What every worker does with a segment, be it in a local process, a Ray actor or the simulation."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.core.errors import PenstockError
+from penstock.core.trial import TrialStatus
+from penstock.train._checkpoint import Checkpoints, FileCheckpoints
+from penstock.train._run import EpochMeter, Run, Sink, Unwind
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TESTING = os.path.join(_PACKAGE, "testing") + os.sep
+_ERROR_CHARS = 64_000
+_REASON_CHARS = 300
+
+
+class Spec(NamedTuple):
+    """A segment on its way to a worker. Travels as a plain tuple."""
+
+    trial: int
+    config: dict[str, Any]
+    seed: int
+    start: int
+    until: int | None
+    last: bool
+    copy_from: tuple[int, int] | None
+    checkpoint: str | None
+    known: int
+    attempt: int
+
+
+class End(NamedTuple):
+    """How a segment ended. Travels as a plain tuple; ``status`` is the TrialStatus's value."""
+
+    status: str
+    epoch: int
+    reason: str = ""
+    error: str = ""
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a worker knows of the study.
+
+    Attributes:
+        files: The study's folder; None where there is none (simulated).
+        objectives: Metrics every report must have.
+        study: Marks the study's checkpoints, so that files of another one in the same folder are not taken for them.
+        make_meter: Makes the meter of one trial from its devices, or None. Set by the room that meters.
+    """
+
+    files: Path | None
+    objectives: tuple[str, ...]
+    study: str = ""
+    make_meter: Callable[[tuple[str, ...]], EpochMeter | None] | None = None
+
+
+def seed_all(seed: int) -> None:
+    """Seed the random generators that are loaded; what isn't loaded is seeded by nobody."""
+    import random
+
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "manual_seed"):
+        torch.manual_seed(seed % 2**63)
+
+
+def execute(
+    work: Callable[[Run], Any],
+    spec: Spec,
+    settings: Settings,
+    sink: Sink,
+    *,
+    devices: tuple[str, ...] = ("cpu",),
+    threads: int = 1,
+    checkpoints: Checkpoints | None = None,
+) -> End:
+    """Run one segment to its end, whatever the training function does short of killing the process."""
+    run: Run | None = None
+    try:
+        if checkpoints is None:
+            checkpoints = _files_of(spec, settings)
+        meter = None if settings.make_meter is None else settings.make_meter(devices)
+        run = Run(
+            trial=spec.trial,
+            config=spec.config,
+            seed=spec.seed,
+            until=spec.until,
+            known=spec.known,
+            start=spec.start,
+            copy_from=spec.copy_from,
+            objectives=settings.objectives,
+            sink=sink,
+            checkpoints=checkpoints,
+            folder=None if settings.files is None else settings.files / "trials" / str(spec.trial),
+            devices=devices,
+            threads=threads,
+            meter=meter,
+        )
+        if spec.until is None or run._epoch < spec.until:
+            seed_all(spec.seed)
+            if meter is not None:
+                meter.epoch_begin()
+            run._finish(work(run))
+    except Unwind as unwind:
+        if run is None:
+            raise
+        if run._failure is not None:
+            return End("failed", run._epoch, run._failure, user_traceback(unwind, reason=run._failure))
+    except SystemExit as exit_:
+        epoch = 0 if run is None else run._epoch
+        reason = f"the training function called sys.exit({'' if exit_.code is None else repr(exit_.code)})"
+        return End("failed", epoch, reason[:_REASON_CHARS], user_traceback(exit_))
+    except BaseException as error:
+        epoch = 0 if run is None else run._epoch
+        if run is not None and run._failure is not None:  # the function turned our end into its own error
+            return End("failed", epoch, run._failure, user_traceback(error))
+        return End("failed", epoch, one_line(error), user_traceback(error))
+    finally:
+        if checkpoints is not None:
+            checkpoints.discard()
+    return _verdict(run, spec)
+
+
+def _files_of(spec: Spec, settings: Settings) -> FileCheckpoints:
+    if settings.files is None:
+        raise PenstockError("A worker without files needs checkpoints of another kind.")
+    return FileCheckpoints(
+        settings.files,
+        spec.trial,
+        seed=spec.seed,
+        config=spec.config,
+        start=spec.start,
+        until=spec.until,
+        copy_from=spec.copy_from,
+        named=spec.checkpoint,
+        study=settings.study,
+    )
+
+
+def _verdict(run: Run, spec: Spec) -> End:
+    epoch, until = run._epoch, spec.until
+    if run._failure is not None:  # swallowed by a bare except
+        return End(TrialStatus.FAILED.value, epoch, run._failure)
+    at_end = until is not None and epoch >= until
+    if run._stop is not None:
+        reason, keep = run._stop
+        if not keep:
+            return End(TrialStatus.STOPPED.value, epoch, reason)
+        if not at_end:
+            return End(TrialStatus.PAUSED.value, epoch, reason, kept=True)
+    if not run._new and not (at_end and not run._entered):
+        wanted = ", ".join(f"{name}=..." for name in run._objectives) or "loss=..."
+        return End(
+            TrialStatus.FAILED.value, epoch, f"the training function reported nothing; call run.report({wanted})"
+        )
+    if at_end:
+        return End((TrialStatus.COMPLETED if spec.last else TrialStatus.PAUSED).value, epoch)
+    reason = "" if until is None else f"the training function returned after {epoch} of {until} epochs"
+    return End(TrialStatus.COMPLETED.value, epoch, reason)
+
+
+def run_all(
+    work: Any,
+    specs: Sequence[Spec],
+    settings: Settings,
+    sinks: Sequence[Sink],
+    *,
+    devices: tuple[str, ...] = ("cpu",),
+    threads: int = 1,
+) -> list[End]:
+    """Run the segments of one placement: one, or several one after another when ``work`` can't fuse them."""
+    return [
+        execute(work, spec, settings, sink, devices=devices, threads=threads)
+        for spec, sink in zip(specs, sinks, strict=True)
+    ]
+
+
+def one_line(error: BaseException) -> str:
+    """The last line of a traceback."""
+    lines = traceback.format_exception_only(error)
+    text = clean(lines[-1].strip()) if lines else type(error).__name__
+    return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
+
+
+def clean(text: str) -> str:
+    """Text that any store can keep: no lone surrogates, no NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+
+
+def user_traceback(error: BaseException, *, reason: str | None = None) -> str:
+    """The traceback without Penstock's own frames; ``reason`` stands in for the exception's own line."""
+    report = traceback.TracebackException.from_exception(error)
+    _strip(report, set())
+    if reason is None:
+        text = "".join(report.format())
+    else:
+        text = "Traceback (most recent call last):\n" + "".join(report.stack.format()) + reason + "\n"
+    text = clean(text)
+    if len(text) > _ERROR_CHARS:
+        half = _ERROR_CHARS // 2
+        text = text[:half] + "\n  ...\n" + text[-half:]
+    return text
+
+
+def _strip(report: traceback.TracebackException, seen: set[int]) -> None:
+    if id(report) in seen:
+        return
+    seen.add(id(report))
+    users = [frame for frame in report.stack if not _ours(frame.filename)]
+    if users:
+        report.stack = traceback.StackSummary.from_list(users)
+    for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
+        if other is not None:
+            _strip(other, seen)
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith(_PACKAGE) and not filename.startswith(_TESTING)
+
+
+def stamp(offset_s: float) -> float:
+    """Now, on the driver's clock: both read the machine's monotonic clock."""
+    return offset_s + time.monotonic()
+
+
+__all__ = ["End", "Settings", "Spec", "clean", "execute", "one_line", "run_all", "user_traceback"]

@@ -1,0 +1,32 @@
+"""One PostgreSQL server for the session, an empty schema in it for each test."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from penstock.core.errors import Unsupported
+from penstock.testing.postgres import PostgresServer, postgres_server
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        context = postgres_server()
+        server = context.__enter__()
+    except Unsupported as error:
+        pytest.skip(str(error))
+    try:
+        yield server
+    finally:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """The URL of an empty schema."""
+    schema = f"test{next(_numbers)}"
+    postgres.sql(f"CREATE SCHEMA {schema} AUTHORIZATION penstock")
+    return f"{postgres.url}?options=-csearch_path%3D{schema}"

@@ -1,0 +1,250 @@
+"""Studies on real worker processes, and the crashes they have to survive."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import penstock as pk
+from penstock.core import StudyState
+from penstock.store import open_store
+
+SPACE = pk.Space(x=pk.Float(0, 1))
+
+DRIVER = textwrap.dedent(
+    """
+    import sys, time
+    import penstock as pk
+
+    def train(run):
+        state = run.load() or {"sum": 0.0}
+        for epoch in run.epochs():
+            state["sum"] += run.config["x"] * (epoch + 1)
+            time.sleep(0.004)
+            with open(LOG, "a") as log:
+                log.write(f"{run.trial} {epoch}\\n")
+            run.save(state)
+            run.report(loss=state["sum"])
+
+    STORE, LOG = sys.argv[1], sys.argv[2]
+    space = pk.Space(x=pk.Float(0, 1))
+    try:
+        study = pk.Study.load(STORE)
+    except pk.errors.StoreError:
+        study = pk.Study(train, space, minimize="loss", scheduler=pk.Halving(max_epochs=9, trials=18),
+                         sampler=pk.Random(), executor=pk.Local(slots=2), store=STORE, seed=5)
+    except pk.errors.InvalidInput:  # killed before the study was created
+        study = pk.Study(train, space, minimize="loss", scheduler=pk.Halving(max_epochs=9, trials=18),
+                         sampler=pk.Random(), executor=pk.Local(slots=2), store=STORE, seed=5)
+    study.run()
+    """
+)
+
+
+def results(path):
+    store = open_store(path, write=False)
+    try:
+        state = StudyState.of(event for _, event in store.read(store.find().id))
+    finally:
+        store.close()
+    state.validate()
+    return state
+
+
+def drive(tmp_path, name, kill_after_s=None, sig=signal.SIGKILL):
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    command = [sys.executable, str(script), str(tmp_path / f"{name}.db"), str(tmp_path / f"{name}.log")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        process.send_signal(sig)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+def outcome(state):
+    return [(t.id, t.config["x"], t.status.value, t.epoch, dict(t.metrics)) for t in state.trials.values()]
+
+
+@pytest.mark.faults
+def test_killed_drivers_resume_to_the_uninterrupted_result(tmp_path):
+    code, errors = drive(tmp_path, "whole")
+    assert code == 0, errors
+    whole = results(tmp_path / "whole.db")
+    started = time.monotonic()
+    rng = random.Random(1)
+    kills = 0
+    while kills < 20:
+        code, errors = drive(tmp_path, "killed", rng.uniform(0.05, 0.9))
+        if code == 0:  # it finished before the kill: start over with a new study
+            (tmp_path / "killed.db").rename(tmp_path / f"done-{kills}.db")
+            for extra in tmp_path.glob("killed.*"):
+                extra.rename(tmp_path / f"{extra.name}-{kills}")
+            assert outcome(results(tmp_path / f"done-{kills}.db")) == outcome(whole)
+            assert time.monotonic() - started < 300
+            continue
+        assert code == -signal.SIGKILL, errors
+        kills += 1
+    code, errors = drive(tmp_path, "killed")
+    assert code == 0, errors
+    assert outcome(results(tmp_path / "killed.db")) == outcome(whole)
+
+
+@pytest.mark.faults
+def test_no_epoch_before_a_checkpoint_is_run_twice(tmp_path):
+    """Every epoch saves, so after one kill at most the epochs in flight (one per slot) run again."""
+    code, _ = drive(tmp_path, "once", kill_after_s=0.8)
+    code, errors = drive(tmp_path, "once")
+    assert code == 0, errors
+    lines = (tmp_path / "once.log").read_text().split("\n")[:-1]
+    again = len(lines) - len(set(lines))
+    assert again <= 2
+    state = results(tmp_path / "once.db")
+    assert len(set(lines)) == state.epochs
+
+
+@pytest.mark.faults
+def test_ctrl_c_drains_and_the_study_resumes(tmp_path):
+    code, errors = drive(tmp_path, "drained", kill_after_s=0.8, sig=signal.SIGINT)
+    assert code == 0, errors
+    state = results(tmp_path / "drained.db")
+    if state.closed.reason == "interrupted":  # else it was done before the signal came
+        assert state.counts.running == 0
+    code, errors = drive(tmp_path, "drained")
+    assert code == 0, errors
+    whole = drive(tmp_path, "whole")
+    assert whole[0] == 0
+    assert outcome(results(tmp_path / "drained.db")) == outcome(results(tmp_path / "whole.db"))
+    lines = (tmp_path / "drained.log").read_text().split("\n")[:-1]
+    assert len(lines) == len(set(lines))  # a drain loses nothing
+
+
+def suicidal(run):
+    state = run.load() or 0
+    for epoch in run.epochs(6):
+        state += 1
+        run.save(state)
+        run.report(loss=run.config["x"], seen=state)
+        marker = f"{MARKERS}/{run.trial}-{epoch}"
+        if random.Random(f"{run.trial}-{epoch}").random() < 0.2 and not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+MARKERS = ""
+
+
+@pytest.mark.faults
+def test_killed_workers_lose_nothing(tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    markers = str(tmp_path / "m")
+
+    def train(run):
+        global MARKERS
+        MARKERS = markers
+        suicidal(run)
+
+    done = pk.Study(
+        train,
+        SPACE,
+        minimize="loss",
+        scheduler=pk.Full(trials=12),
+        sampler=pk.Random(),
+        executor=pk.Local(slots=2),
+        store=tmp_path / "s.db",
+    ).run()
+    died = len(os.listdir(markers))
+    assert died > 3
+    assert {t.status.value for t in done.trials} == {"completed"}
+    assert sum(t.retries for t in done.trials) == died
+    for trial in done.trials:
+        assert [report.epoch for report in trial.reports] == list(range(1, 7))
+        # Had an epoch before the last checkpoint been lost or run twice, the count would not match.
+        assert [report.metrics["seen"] for report in trial.reports] == list(range(1, 7))
+
+
+def test_two_writers_the_second_is_refused(tmp_path):
+    path = tmp_path / "s.db"
+    pk.Study(
+        lambda run: {"loss": run.config["x"]},
+        SPACE,
+        minimize="loss",
+        scheduler=pk.Full(trials=2),
+        sampler=pk.Random(),
+        executor=pk.Local(slots=1),
+        store=path,
+    ).run()
+    holder = open_store(path, write=True)
+    holder.lock(holder.find().id)
+    try:
+        script = f"import penstock as pk\npk.Study.load({str(path)!r}).run()"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode != 0
+        assert "StoreLocked" in done.stderr
+        assert str(os.getpid()) in done.stderr
+    finally:
+        holder.close()
+
+
+def test_local_gives_what_simulated_gives(tmp_path):
+    def train(run):
+        for epoch in run.epochs():
+            run.report(loss=run.config["x"] + 1 / (epoch + 1))
+
+    def run(executor):
+        made = pk.Study(
+            train,
+            SPACE,
+            minimize="loss",
+            scheduler=pk.Hyperband(max_epochs=9),
+            sampler=pk.Random(),
+            executor=executor,
+            store=False,
+            seed=4,
+        ).run()
+        return {t.id: (t.config["x"], t.epoch, t.status, dict(t.metrics)) for t in made.trials}
+
+    assert run(pk.Local(slots=2)) == run(pk.Simulated(devices=2))
+
+
+def test_a_script_needs_no_main_guard_and_prints_only_its_own_output(tmp_path):
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import penstock as pk\n"
+        "def train(run):\n"
+        "    print('noise' * 1000)\n"
+        "    run.report(loss=run.config['x'] ** 2)\n"
+        "study = pk.Study(train, pk.Space(x=pk.Float(-1, 1)), minimize='loss',\n"
+        "                 scheduler=pk.Full(trials=4), sampler=pk.Random(), store='s.db').run()\n"
+        "print(len(study.trials), study.best.metrics['loss'] < 1)\n"
+    )
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "4 True\n"
+    assert done.stderr == ""
+
+
+def test_hanging_trials_are_killed_and_named():
+    def hangs(run):
+        run.report(loss=1.0)
+        if run.trial == 0:
+            time.sleep(60)
+
+    done = pk.Study(
+        hangs,
+        SPACE,
+        minimize="loss",
+        scheduler=pk.Full(trials=3),
+        sampler=pk.Random(),
+        executor=pk.Local(slots=2),
+        timeout_s=1.0,
+        store=False,
+    ).run()
+    assert [t.status.value for t in done.trials] == ["failed", "completed", "completed"]
+    assert "timeout_s" in done.trials[0].reason

@@ -1,0 +1,290 @@
+"""The study loop on simulated devices: the same loop as everywhere, with time under control."""
+
+import math
+
+import pytest
+
+import penstock as pk
+from penstock.core import StudyState, Submitted
+from penstock.core.errors import InvalidInput
+from penstock.store import open_store
+
+SPACE = pk.Space(lr=pk.Float(1e-4, 1, log=True), width=pk.Int(1, 8))
+
+
+def curve(run):
+    floor = abs(math.log10(run.config["lr"]) + 2)
+    for epoch in run.epochs(9):
+        run.report(loss=floor + 1 / (epoch + 1))
+
+
+def two_faced(run):
+    for _ in run.epochs(3):
+        run.report(loss=run.config["lr"], size=9 - run.config["width"])
+
+
+def study(work=curve, **options):
+    options.setdefault("minimize", "loss")
+    options.setdefault("sampler", pk.Random())
+    options.setdefault("executor", pk.Simulated(devices=4, seconds=1.0))
+    options.setdefault("store", False)
+    return pk.Study(work, SPACE, **options)
+
+
+def journal(path):
+    store = open_store(path, write=False)
+    try:
+        return [event for _, event in store.read(store.find().id)]
+    finally:
+        store.close()
+
+
+def test_random_search_finds_the_best_of_its_trials():
+    done = study(scheduler=pk.Full(trials=40, epochs=9)).run()
+    losses = {t.id: abs(math.log10(t.config["lr"]) + 2) + 1 / 9 for t in done.trials}
+    assert len(losses) == 40
+    assert done.best.id == min(losses, key=losses.get)
+    assert done.best.metrics["loss"] == pytest.approx(min(losses.values()))
+    assert {t.status for t in done.trials} == {pk.TrialStatus.COMPLETED}
+    # 40 trials of 9 one-second epochs on 4 devices: the makespan is exactly the work divided by 4.
+    assert done.state.spent_s == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        pk.Full(trials=20, epochs=9),
+        pk.Halving(max_epochs=9, trials=27),
+        pk.Hyperband(max_epochs=9),
+        pk.ASHA(max_epochs=9, trials=27),
+        pk.PBT(population=6, max_epochs=9, interval=3),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+@pytest.mark.parametrize("sampler", [pk.Random(), pk.TPE()], ids=lambda s: type(s).__name__)
+def test_every_scheduler_ends_with_every_sampler_and_a_seed_fixes_the_journal(scheduler, sampler, tmp_path):
+    journals = []
+    for name in ("a.db", "b.db"):
+        path = tmp_path / name
+        study(scheduler=scheduler, sampler=sampler, store=path, seed=3).run()
+        journals.append([e for e in journal(path) if e.kind not in ("session_opened", "session_closed")])
+    assert journals[0] == journals[1]
+    state = StudyState.of(journals[0])
+    state.validate()
+    assert state.counts.ended == state.counts.total > 0
+    assert max(t.epoch for t in state.trials.values()) == 9
+
+
+def test_another_seed_gives_other_configurations():
+    configs = [
+        [t.config for t in study(scheduler=pk.Full(trials=5, epochs=1), seed=s).run().trials] for s in (0, 1)
+    ]
+    assert configs[0] != configs[1]
+
+
+def test_several_objectives_give_the_pareto_set():
+    done = study(two_faced, minimize=["loss", "size"], scheduler=pk.Full(trials=30)).run()
+    scores = {t.id: (t.config["lr"], 9 - t.config["width"]) for t in done.trials}
+    beaten = {
+        i for i, a in scores.items() for b in scores.values() if b != a and b[0] <= a[0] and b[1] <= a[1]
+    }
+    assert {t.id for t in done.best_trials} == set(scores) - beaten
+
+
+def test_the_default_grid_ends_by_itself():
+    space = pk.Space(a=pk.Choice(1, 2, 3), b=pk.Choice("x", "y"))
+    done = pk.Study(
+        lambda run: {"loss": run.config["a"]},
+        space,
+        minimize="loss",
+        sampler=pk.Grid(),
+        executor=pk.Simulated(devices=2),
+        store=False,
+    ).run()
+    assert len({tuple(t.config.items()) for t in done.trials}) == len(done.trials) == 6
+
+
+@pytest.mark.parametrize(
+    ("budget", "check"),
+    [
+        (pk.Budget(trials=7), lambda s: len(s.trials) == 7),
+        # At most the four running epochs go beyond the limit.
+        (pk.Budget(epochs=20), lambda s: 20 <= s.state.epochs <= 24),
+        (pk.Budget(time_s=5.5), lambda s: 5.5 <= s.state.spent_s <= 7),
+    ],
+    ids=["trials", "epochs", "time"],
+)
+def test_budgets_end_a_study_within_an_epoch(budget, check):
+    done = study(budget=budget).run()
+    assert check(done)
+    assert done.state.counts.running == 0
+
+
+def test_a_study_that_ran_out_of_budget_goes_on_with_a_larger_one(tmp_path):
+    path = tmp_path / "s.db"
+    make = dict(scheduler=pk.Full(trials=12, epochs=9), store=path)
+    first = study(budget=pk.Budget(epochs=30), **make).run()
+    assert first.state.closed.reason == "budget"
+    assert first.state.counts.completed < 12
+    again = pk.Study.load(path, budget=pk.Budget(epochs=10_000)).run()
+    assert again.state.closed.reason == "finished"
+    assert again.state.counts.completed == 12
+    plain = study(scheduler=pk.Full(trials=12, epochs=9)).run()
+    assert [(t.config, dict(t.metrics)) for t in again.trials] == [
+        (t.config, dict(t.metrics)) for t in plain.trials
+    ]
+
+
+def test_running_a_finished_study_again_changes_nothing(tmp_path):
+    path = tmp_path / "s.db"
+    study(scheduler=pk.Full(trials=3, epochs=2), store=path).run()
+    before = journal(path)
+    pk.Study.load(path).run()
+    assert journal(path) == before
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 17, 40, 77])
+@pytest.mark.parametrize("sampler", [pk.Random(), pk.TPE()], ids=lambda s: type(s).__name__)
+def test_a_journal_cut_anywhere_resumes_to_the_same_trials(tmp_path, cut, sampler):
+    """What a crash leaves is a prefix of the journal; the resumed study must come to the same results."""
+    path = tmp_path / "s.db"
+    make = dict(
+        scheduler=pk.Halving(max_epochs=9, trials=27), executor=pk.Simulated(devices=1), sampler=sampler
+    )
+    whole = study(store=path, name="s", **make).run()
+    events = journal(path)[:cut]
+    store = open_store(path, write=True)
+    entry = store.find("s")
+    store.lock(entry.id)
+    store.cut(entry.id, keep=cut)
+    store.close()
+    resumed = pk.Study.load(path, "s").run()
+    assert journal(path)[:cut] == events
+    resumed.state.validate()
+    assert [(t.id, t.config, t.status, t.epoch) for t in resumed.trials] == [
+        (t.id, t.config, t.status, t.epoch) for t in whole.trials
+    ]
+    assert resumed.best.id == whole.best.id
+
+
+def test_a_journal_of_another_study_is_refused(tmp_path):
+    path = tmp_path / "s.db"
+    study(scheduler=pk.Full(trials=6, epochs=4), store=path, budget=pk.Budget(epochs=5)).run()
+    loaded = pk.Study.load(path, budget=pk.Budget(epochs=100))
+    loaded.scheduler = pk.Halving(max_epochs=9, trials=27)
+    with pytest.raises(InvalidInput, match="does not follow from this study"):
+        loaded.run()
+
+
+def test_a_failed_trial_is_kept_and_counted_and_never_best():
+    def breaks(run):
+        for _ in run.epochs(2):
+            run.report(loss=0.0 if run.trial == 1 else 1.0)
+            if run.trial == 1:
+                raise RuntimeError("no luck")
+
+    done = study(breaks, scheduler=pk.Full(trials=4)).run()
+    failed = done.trials[1]
+    assert failed.status is pk.TrialStatus.FAILED
+    assert "no luck" in failed.reason
+    assert 'raise RuntimeError("no luck")' in failed.error
+    assert "penstock/" not in failed.error.replace(__file__, "")
+    assert done.state.counts.failed == 1
+    assert done.best.id != 1
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_failures_are_retried_as_configured(retries):
+    def breaks(run):
+        raise RuntimeError("always")
+
+    done = study(breaks, scheduler=pk.Full(trials=2), retries=retries).run()
+    assert [t.attempts for t in done.trials] == [retries + 1] * 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "high", None])
+def test_non_finite_metrics_are_failures_with_a_reason(value):
+    done = study(lambda run: run.report(loss=value), scheduler=pk.Full(trials=1)).run()
+    assert done.trials[0].status is pk.TrialStatus.FAILED
+    assert "loss" in done.trials[0].reason
+    assert repr(value) in done.trials[0].reason
+
+
+def test_a_stopping_rule_stops_only_whom_it_names():
+    def flat(run):
+        for epoch in run.epochs(20):
+            run.report(loss=1.0 if run.trial % 2 else 1 / (epoch + 1))
+
+    rule = pk.Plateau("loss", mode="min", patience=4)
+    done = study(flat, scheduler=pk.Full(trials=4), stop=[rule]).run()
+    assert [t.status.value for t in done.trials] == ["completed", "stopped", "completed", "stopped"]
+    assert [t.epoch for t in done.trials][::2] == [20, 20]
+    assert all(t.epoch < 20 for t in done.trials[1::2])
+
+
+def test_warm_start_from_configurations_and_from_a_study():
+    first = [{"lr": 0.01, "width": 3}, {"lr": 0.5, "width": 1}]
+    done = study(scheduler=pk.Full(trials=6, epochs=9), warm_start=first).run()
+    assert [dict(t.config) for t in done.trials[:2]] == first
+    after = study(scheduler=pk.Full(trials=12, epochs=9), warm_start=done, seed=9).run()
+    assert after.trials[0].config == done.best.config
+    with pytest.raises(InvalidInput, match="lr"):
+        study(warm_start=[{"lr": 7.0, "width": 1}], scheduler=pk.Full(trials=2)).run()
+
+
+def test_ten_runs_of_one_script_keep_ten_studies(tmp_path):
+    path = tmp_path / "s.db"
+    names = [study(scheduler=pk.Full(trials=1), store=path).run().name for _ in range(3)]
+    assert names == ["curve", "curve-2", "curve-3"]
+    assert pk.Study.load(path).name == "curve-3"
+    study(scheduler=pk.Full(trials=1), store=path, name="mine").run()
+    with pytest.raises(InvalidInput, match="mine"):
+        study(scheduler=pk.Full(trials=1), store=path, name="mine").run()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(minimize=None), "needs a goal"),
+        (dict(scheduler=pk.ASHA), "ASHA"),
+        (dict(sampler="tpe"), "tpe"),
+        (dict(scheduler=pk.ASHA(sampler=pk.TPE())), "sampler"),
+        (dict(scheduler=pk.Full()), "no end"),
+        (dict(seed=-1), "-1"),
+        (dict(seed=1.5), "1.5"),
+        (dict(retries=-2), "-2"),
+        (dict(timeout_s=0), "timeout_s"),
+        (dict(store=True), "store"),
+        (dict(keep="some"), "some"),
+        (dict(budget=5), "budget"),
+        (dict(executor="ray"), "ray"),
+        (dict(name=""), "name"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_runs(options, named):
+    with pytest.raises(InvalidInput, match=named):
+        study(**options)
+    with pytest.raises(InvalidInput):
+        pk.Study(5, SPACE, minimize="loss")
+    with pytest.raises(InvalidInput, match="momentum"):
+        pk.Study(pk.Command("python t.py --m {momentum}"), SPACE, minimize="loss")
+
+
+def test_dataframe_and_summary_tell_the_same(tmp_path):
+    done = study(scheduler=pk.ASHA(max_epochs=9, trials=9), store=tmp_path / "s.db").run()
+    frame = done.to_dataframe()
+    assert list(frame["trial"]) == list(range(9))
+    assert frame["loss"].min() == pytest.approx(done.best.metrics["loss"])
+    assert done.summary()["best"]["trial"] == done.best.id
+    assert f"trial {done.best.id}" in str(done)
+
+
+def test_groups_are_journalled_before_their_trials_start(tmp_path):
+    path = tmp_path / "s.db"
+    study(scheduler=pk.ASHA(max_epochs=9, trials=20), store=path).run()
+    submitted: set[tuple[int, int]] = set()
+    for event in journal(path):
+        if isinstance(event, Submitted):
+            submitted |= {(s.trial.id, s.start) for s in event.segments}
+        elif event.kind == "started":
+            assert (event.trial, event.start) in submitted
