@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core import Device, Free, Placement, Plan, Segment, Share, Trial
@@ -111,6 +112,7 @@ def test_exclusive_never_starves() -> None:
     pytest.fail("the exclusive placement starved")
 
 
+@settings(deadline=None)  # timings are never asserted
 @given(
     width=st.sampled_from([0.1, 0.25, 1 / 3, 0.5, 1, 2, 3]),
     fractions=st.lists(st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 0.75, 1.0]), max_size=12),
@@ -154,6 +156,15 @@ def test_invariants(
         assert sum(queued.values()) == backlog * len(free)
     if not exclusive:
         assert ids(placed) == list(range(len(placed)))  # first come first served
+
+
+@pytest.mark.parametrize("width", [0.5, 1, 2])
+def test_what_other_passes_know_is_kept(width: float) -> None:
+    """Every field of the plan but the three that fifo is about."""
+    known = {f.name: object() for f in fields(Plan) if f.name not in ("waiting", "free", "placed")}
+    assert known
+    plan = fifo(width)(replace(Plan(waiting(2), devices(1, 1)), **known))
+    assert {name: getattr(plan, name) for name in known} == known
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, float("nan"), float("inf"), "1", True, None])

@@ -79,12 +79,29 @@ class Measurement:
         return Measurement(self.value * factor, self.unit, weakest, self.uncertainty)
 
     def __str__(self) -> str:
-        if self.unit == "J":
-            number, unit = (self.wh, "Wh") if abs(self.value) >= J_PER_WH / 10 else (self.value, "J")
-        else:
-            number, unit = self.value, self.unit
+        number, unit = _readable(self.value, self.unit)
         doubt = f" +- {100 * self.uncertainty:.2g}%" if self.uncertainty else ""
-        return f"{number:.3g} {unit}{doubt} ({self.source})"
+        if self.uncertainty >= 1:
+            doubt = f" +- {100 * self.uncertainty:,.0f}%"
+        return f"{number} {unit}{doubt} ({self.source})"
+
+
+def _readable(value: float, unit: str) -> tuple[str, str]:
+    """Three digits in the unit people use: J, Wh or kWh; g or kg; bytes to TB."""
+    for least, divisor, name in _LARGER.get(unit, ()):
+        if abs(value) >= least:
+            value, unit = value / divisor, name
+            break
+    rounded = float(f"{value:.3g}")
+    return (f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.3g}"), unit
+
+
+_LARGER = {
+    "J": ((1e4 * J_PER_WH, 1e3 * J_PER_WH, "kWh"), (J_PER_WH / 10, J_PER_WH, "Wh")),
+    "g": ((1e4, 1e3, "kg"),),
+    "W": ((1e5, 1e3, "kW"),),
+    "bytes": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e4, 1e3, "kB")),
+}
 
 
 def total(measurements: Iterable[Measurement]) -> Measurement | None:

@@ -61,12 +61,14 @@ class Running:
         remaining_s: How long it would still take alone on one whole device; None: not known.
         rank: Its place among the study's trials by the goal, 0 being the best; None: not known yet.
         changing: A change of its shares was asked for and has not taken place yet.
+        leaving: Until the change takes place, the shares it gives up; they are not free before.
     """
 
     placement: Placement
     remaining_s: float | None = None
     rank: int | None = None
     changing: bool = False
+    leaving: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

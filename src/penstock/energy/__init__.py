@@ -1,6 +1,7 @@
 """Every joule accounted for: sensors, meters, attribution, carbon and power limits."""
 
 from penstock.energy._attribution import Attribution, Part, Usage, attribute, attribute_fused, split
+from penstock.energy._carbon import EnergyBudget, Grid, co2, energy_budget, grid, money
 from penstock.energy._discover import (
     Finding,
     State,
@@ -11,34 +12,95 @@ from penstock.energy._discover import (
     sensors_for,
 )
 from penstock.energy._estimate import EstimateSensor
-from penstock.energy._meter import EpochMeter, Meter, Window
+from penstock.energy._guard import LimitGuard
+from penstock.energy._hook import EpochMeter, make_meter
+from penstock.energy._limiter import FileCache, LimitReport, PowerLimiter, savings, would_have_taken
+from penstock.energy._meter import Meter, Window
 from penstock.energy._nvml import NvmlSensor
+from penstock.energy._power_limit import (
+    Applied,
+    PowerLimitOptimizer,
+    Profiling,
+    Ready,
+    Settling,
+    Warming,
+    limits_between,
+)
+from penstock.energy._profile import (
+    EtaCost,
+    LeastEnergy,
+    LeastEnergyWithin,
+    LeastTime,
+    LimitProfile,
+    LimitRule,
+    PowerProfile,
+    ProfileCache,
+    profile_key,
+)
 from penstock.energy._rapl import RaplSensor, rapl_sensors
+from penstock.energy._replay import Recorder, ReplaySensor
 from penstock.energy._sensor import DeviceKind, Sensor
 from penstock.energy._shared import SharedSensor
+from penstock.energy._simulated import V100, V100_LOADS, GpuModel, Load, SimulatedGpu
 
 __all__ = [
+    "V100",
+    "V100_LOADS",
+    "Applied",
     "Attribution",
     "DeviceKind",
+    "EnergyBudget",
     "EpochMeter",
     "EstimateSensor",
+    "EtaCost",
+    "FileCache",
     "Finding",
+    "GpuModel",
+    "Grid",
+    "LeastEnergy",
+    "LeastEnergyWithin",
+    "LeastTime",
+    "LimitGuard",
+    "LimitProfile",
+    "LimitReport",
+    "LimitRule",
+    "Load",
     "Meter",
     "NvmlSensor",
     "Part",
+    "PowerLimitOptimizer",
+    "PowerLimiter",
+    "PowerProfile",
+    "ProfileCache",
+    "Profiling",
     "RaplSensor",
+    "Ready",
+    "Recorder",
+    "ReplaySensor",
     "Sensor",
+    "Settling",
     "SharedSensor",
+    "SimulatedGpu",
     "State",
     "Usage",
+    "Warming",
     "Window",
     "attribute",
     "attribute_fused",
+    "co2",
     "cpu_sensors",
     "default_sensors",
+    "energy_budget",
     "examine",
     "gpu_sensors",
+    "grid",
+    "limits_between",
+    "make_meter",
+    "money",
+    "profile_key",
     "rapl_sensors",
+    "savings",
     "sensors_for",
     "split",
+    "would_have_taken",
 ]

@@ -24,7 +24,9 @@ def _load() -> Any | None:
                 import amdsmi
 
                 amdsmi.amdsmi_init()
-            except Exception:  # its import raises KeyError, OSError and its own errors on machines without ROCm
+            except (
+                Exception
+            ):  # its import raises KeyError, OSError and its own errors on machines without ROCm
                 return None
             _module = amdsmi
         return _module
@@ -125,7 +127,9 @@ class AmdSensor(Sensor):
         try:
             return getattr(self._smi, function)(self._handle)
         except Exception as error:
-            raise SensorError(f"{getattr(self, 'name', self.id)} ({self.id}): {function} failed: {error}.") from error
+            raise SensorError(
+                f"{getattr(self, 'name', self.id)} ({self.id}): {function} failed: {error}."
+            ) from error
 
 
 def amd_sensors() -> list[Sensor]:

@@ -67,7 +67,7 @@ def gpu_sensors(*, shared: bool = True, folder: Path | None = None) -> list[Sens
         wanted = []
     for gpu in wanted:
         try:
-            found.append(NvmlSensor(gpu))
+            found.append(NvmlSensor(gpu, lazy=shared))
         except Unsupported:
             continue
     found += amd_sensors()
@@ -106,7 +106,9 @@ def sensors_for(devices: Sequence[str], *, cores: float | None = None, shared: b
         shared: As in ``default_sensors``.
     """
     gpus: list[Sensor] = []
-    wanted = [int(match[1]) for device in devices if (match := re.search(r"(?:^|/)(?:cuda|gpu):(\d+)$", device))]
+    wanted = [
+        int(match[1]) for device in devices if (match := re.search(r"(?:^|/)(?:cuda|gpu):(\d+)$", device))
+    ]
     if wanted:
         from penstock.energy._nvml import NvmlSensor, visible_gpus
 
@@ -114,7 +116,7 @@ def sensors_for(devices: Sequence[str], *, cores: float | None = None, shared: b
         for number in wanted:
             if number >= len(visible):
                 raise Unsupported(f"There is no cuda:{number} here: NVML shows {len(visible)} visible GPUs.")
-            sensor = NvmlSensor(visible[number])
+            sensor = NvmlSensor(visible[number], lazy=shared)
             gpus.append(SharedSensor(sensor) if shared else sensor)
     return [*gpus, *cpu_sensors(shared=shared, cores=cores)]
 
@@ -125,7 +127,7 @@ def examine(root: Path = POWERCAP) -> list[Finding]:
 
 
 def _examine_nvidia() -> list[Finding]:
-    from penstock.energy._nvml import NvmlSensor, gpu_count
+    from penstock.energy._nvml import gpu_count
 
     try:
         count = gpu_count()
@@ -133,17 +135,19 @@ def _examine_nvidia() -> list[Finding]:
         return [Finding("NVIDIA GPUs", State.ABSENT, State.ABSENT, str(error))]
     if count == 0:
         return [Finding("NVIDIA GPUs", State.ABSENT, State.ABSENT, "The driver is there, but shows no GPU.")]
-    return [_examine_gpu(index, NvmlSensor) for index in range(count)]
+    return [_examine_gpu(index) for index in range(count)]
 
 
-def _examine_gpu(index: int, make: type[Sensor]) -> Finding:
+def _examine_gpu(index: int) -> Finding:
     from penstock.energy._nvml import NvmlSensor
 
     subject = f"gpu:{index}"
     try:
         sensor = NvmlSensor(index)
     except Unsupported as error:
-        return Finding(subject, State.LIMITED, State.LIMITED, str(error), f"sudo nvidia-smi -i {index} -mig 0")
+        return Finding(
+            subject, State.LIMITED, State.LIMITED, str(error), f"sudo nvidia-smi -i {index} -mig 0"
+        )
     except PenstockError as error:
         fix = f"sudo nvidia-smi --gpu-reset -i {index}"
         return Finding(subject, State.BROKEN, State.BROKEN, str(error), fix)
@@ -188,15 +192,17 @@ def _examine_cpu(root: Path) -> list[Finding]:
 
     domains: list[RaplDomain] = find_domains(root) if root.is_dir() else []
     if not domains:
-        sensor = EstimateSensor()
+        estimate = EstimateSensor()
         return [
             Finding(
                 "CPU",
                 State.ESTIMATED,
                 State.ABSENT,
                 f"No RAPL counters in {root} (a virtual machine, a container without /sys, or another CPU): estimated"
-                f" as {sensor.method}, +-{100 * sensor.uncertainty:.0f}%",
-                "" if root.is_dir() else "sudo modprobe intel_rapl_msr  # on bare metal; a virtual machine has none",
+                f" as {estimate.method}, +-{100 * estimate.uncertainty:.0f}%",
+                ""
+                if root.is_dir()
+                else "sudo modprobe intel_rapl_msr  # on bare metal; a virtual machine has none",
             )
         ]
     found = []

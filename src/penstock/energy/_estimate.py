@@ -80,7 +80,8 @@ class EstimateSensor(Sensor):
         self.method = f"CPU time x {busy_core_w:g} W + {self.cores:g} cores x {idle_core_w:g} W idle"
         self.source = Source.ESTIMATED
         self.uncertainty = uncertainty
-        self.resolution_s = _TREE_REFRESH_S if pid is not None else 0.01
+        # Own CPU time is exact at any moment, another tree is looked at now and then.
+        self.resolution_s = 0.0 if pid is None else _TREE_REFRESH_S
         self._lock = threading.Lock()
         self._tree_s = 0.0
         self._tree_read_s = -1e9

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from penstock.core import Measurement, Source, total
 from penstock.core.errors import InvalidInput, SensorError
 from penstock.energy._sensor import Sensor
-from penstock.energy._shared import SharedSensor
+from penstock.energy._shared import Reading, SharedSensor
 
 if TYPE_CHECKING:
     from penstock.core import Clock
 
-_Edge = tuple[float, list["float | tuple[float, ...] | SensorError"]]
+_Reading: TypeAlias = "float | Reading | SensorError"
+_Edge: TypeAlias = tuple[float, "list[_Reading]"]
 
 
 @final
@@ -103,7 +103,9 @@ class Window:
 
     def _is_short(self, sensor: Sensor) -> bool:
         assert self._end is not None
-        return self._end[0] - self._begin[0] < 2 * sensor.resolution_s
+        return (
+            not isinstance(sensor, SharedSensor) and self._end[0] - self._begin[0] < 2 * sensor.resolution_s
+        )
 
     def _parts(self) -> dict[str, Measurement | SensorError]:
         if self._result is not None:
@@ -121,40 +123,34 @@ class Window:
         }
 
 
-def _between(
-    sensor: Sensor,
-    before: float | tuple[float, ...] | SensorError,
-    after: float | tuple[float, ...] | SensorError,
-    time_s: float,
-) -> Measurement | SensorError:
+def _between(sensor: Sensor, before: _Reading, after: _Reading, time_s: float) -> Measurement | SensorError:
     """What one sensor counted between two readings of it."""
     if isinstance(before, SensorError):
         return before
     if isinstance(after, SensorError):
         return after
     source, doubt = sensor.source, sensor.uncertainty
-    if isinstance(before, tuple) and isinstance(after, tuple) and after[2] > before[2]:
-        # A participant of a device that others used too: (whole device, my part, seconds with others).
-        energy_j, source = after[1] - before[1], max(source, Source.ATTRIBUTED)
+    short = time_s < 2 * sensor.resolution_s
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        if after[2] > before[2]:  # others used the device too
+            energy_j, source = after[1] - before[1], max(source, Source.ATTRIBUTED)
+        else:
+            energy_j = after[0] - before[0]
+        watts = after[3]
     else:
-        energy_j = (after[0] if isinstance(after, tuple) else after) - (
-            before[0] if isinstance(before, tuple) else before
-        )
-    resolution_s = sensor.resolution_s
-    if resolution_s and time_s < 2 * resolution_s:
-        # The counter has hardly moved, or moved for more than this window: watts x time tells better.
+        assert isinstance(before, float)
+        assert isinstance(after, float)
+        energy_j = after - before
         try:
-            energy_j, source = sensor.power_w() * time_s * _share(sensor), max(source, Source.ESTIMATED)
+            watts = sensor.power_w() if short else 0.0
         except SensorError as error:
             return error
-        return Measurement(energy_j, "J", source, doubt + 0.5)
-    if resolution_s:
-        doubt += resolution_s / time_s
+    if short:
+        # The counter has hardly moved, or moved for more than this window: watts x time tells better.
+        return Measurement(watts * time_s, "J", max(source, Source.ESTIMATED), doubt + 0.5)
+    if sensor.resolution_s:
+        doubt += sensor.resolution_s / time_s
     return Measurement(energy_j, "J", source, doubt)
-
-
-def _share(sensor: Sensor) -> float:
-    return sensor.fraction_now() if isinstance(sensor, SharedSensor) else 1.0
 
 
 @final
@@ -264,64 +260,10 @@ class Meter:
         return self._outer
 
     def _edge(self) -> _Edge:
-        readings: list[float | tuple[float, ...] | SensorError] = []
+        readings: list[_Reading] = []
         for sensor in self.sensors:
             try:
-                if isinstance(sensor, SharedSensor) and sensor.joined:
-                    readings.append(sensor.part_j())
-                else:
-                    readings.append(sensor.energy_j())
+                readings.append(sensor.reading() if isinstance(sensor, SharedSensor) else sensor.energy_j())
             except SensorError as error:
                 readings.append(error)
         return self._now(), readings
-
-
-@final
-class EpochMeter:
-    """The hook of a run: a window per epoch (SM2 Eq. 1: average watts x time of the epoch).
-
-    Epochs don't nest: a second ``epoch_begin`` starts the epoch anew. An energy that can't be read is None with a
-    warning once, never 0, and never ends a training.
-
-    Args:
-        meter: What to read.
-        fraction: The part of the devices this run holds, its weight when others share them.
-    """
-
-    def __init__(self, meter: Meter, *, fraction: float = 1.0) -> None:
-        self._meter = meter
-        self._fraction = fraction
-        self._window: Window | None = None
-        self._warned = False
-        self.last: Window | None = None
-
-    def epoch_begin(self) -> None:
-        """An epoch begins now."""
-        for sensor in self._meter.sensors:
-            if isinstance(sensor, SharedSensor):
-                sensor.join(self._fraction)
-        self._window = self._meter.window("epoch")
-
-    def epoch_end(self) -> Measurement | None:
-        """The epoch's energy; None if it can't be told, or no epoch has begun."""
-        window, self._window = self._window, None
-        if window is None:
-            return None
-        self.last = window.end()
-        for sensor in self._meter.sensors:
-            if isinstance(sensor, SharedSensor):
-                sensor.pause()
-        try:
-            return window.energy
-        except SensorError as error:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(f"Energy is not measured from here on: {error}", RuntimeWarning, stacklevel=2)
-            return None
-
-    def close(self) -> None:
-        """Give the devices up to others."""
-        for sensor in self._meter.sensors:
-            if isinstance(sensor, SharedSensor):
-                sensor.leave()
-        self._meter.close()

@@ -122,6 +122,7 @@ class NvmlSensor(Sensor):
     Args:
         gpu: NVML index or UUID (its beginning will do).
         whole_mig_gpu: Measure the whole GPU although it is divided.
+        lazy: Don't read it before the first question: joules count from there.
         now: Seconds, to integrate over; a test's virtual clock.
 
     Raises:
@@ -134,6 +135,7 @@ class NvmlSensor(Sensor):
         gpu: int | str = 0,
         *,
         whole_mig_gpu: bool = False,
+        lazy: bool = False,
         sample_s: float = SAMPLE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -148,6 +150,8 @@ class NvmlSensor(Sensor):
         self.key = self.name = f"GPU {gpu}"
         try:
             self._open(gpu, whole_mig_gpu)
+            if not lazy:
+                self._begin()
         except BaseException:
             self.close()
             raise
@@ -171,11 +175,17 @@ class NvmlSensor(Sensor):
         self._last_s = self._changed_s = self._now()
         self._last_w = 0.0
         self._last_mj: int | None = None
+        self._counting = False
+        self.method = "NVML total energy counter"
+        self.uncertainty = 0.05  # NVIDIA states +-5% for NVML's power readings
+        self.resolution_s = 0.1
+
+    def _begin(self) -> None:
+        nvml = self._nvml
+        self._counting = True
+        self._last_s = self._changed_s = self._now()
         try:
             self._last_mj = int(nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-            self.method = "NVML total energy counter"
-            self.uncertainty = 0.05  # NVIDIA states +-5% for NVML's power readings
-            self.resolution_s = 0.1
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
             self._start_sampling()
         except nvml.NVMLError as error:
@@ -185,7 +195,9 @@ class NvmlSensor(Sensor):
         """Joules since the sensor was made."""
         self._check_fork()
         with self._lock:
-            if self._last_mj is None:
+            if not self._counting:
+                self._begin()
+            elif self._last_mj is None:
                 self._sample()
             else:
                 self._count()
@@ -341,7 +353,7 @@ class NvmlSensor(Sensor):
             self._owner = os.getpid()
             self._lock = threading.Lock()
             self._handle = self._find(self.key)
-            if self._last_mj is None:
+            if self._counting and self._last_mj is None:
                 self._start_sampling()
 
     def _explain(self, error: Exception, doing: str = "read it") -> NoReturn:
@@ -355,9 +367,7 @@ class NvmlSensor(Sensor):
                 f" dmesg, then reset it with: sudo nvidia-smi --gpu-reset -i {index}, or reboot."
             ) from error
         if isinstance(error, nvml.NVMLError_NoPermission):
-            raise NotPermitted(
-                f"No permission to {doing}: {who}. {permission_remedy(index)}"
-            ) from error
+            raise NotPermitted(f"No permission to {doing}: {who}. {permission_remedy(index)}") from error
         raise SensorError(f"{who}: NVML can't {doing}: {_text(error)}.") from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.core import Source
-from penstock.core.errors import InvalidInput, NotPermitted, SensorError
+from penstock.core.errors import NotPermitted, SensorError
 from penstock.energy._poller import POLLER
 from penstock.energy._sensor import DeviceKind, Sensor
 
@@ -111,7 +111,7 @@ class RaplSensor(Sensor):
         self._counted_uj = 0
         self._last_power = (time.monotonic(), 0.0)
         self._watts: float | None = None
-        self._poll = POLLER.add(self._range_uj / 1e6 / _MOST_W / 4, self._catch_up)
+        self._poll = POLLER.add(max(0.001, self._range_uj / 1e6 / _MOST_W / 4), self._catch_up)
 
     def energy_j(self) -> float:
         """Joules since the sensor was made."""
@@ -161,6 +161,4 @@ def rapl_sensors(root: Path = ROOT, *, psys: bool = False) -> list[RaplSensor]:
     """
     if not root.is_dir():
         return []
-    if not isinstance(root, Path):
-        raise InvalidInput(f"root must be a Path, got {root!r}.")
     return [RaplSensor(domain) for domain in find_domains(root, psys=psys)]

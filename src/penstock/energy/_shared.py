@@ -25,7 +25,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, final
+from typing import IO, ClassVar, TypeAlias, final
 
 from penstock.core.errors import SensorError
 from penstock.energy._attribution import split
@@ -35,10 +35,17 @@ from penstock.energy._sensor import Sensor
 PERIOD_S = 0.05
 STALE_S = 0.25
 GIVE_UP_S = 30.0
+_READER_LATE_S = 0.01
+"""The reader itself reads again for a window's edge if its record is older: GPUs renew theirs every 20..100 ms."""
+
+Reading: TypeAlias = tuple[float, float, float, float]
+"""Joules of the whole device, of this process's part, seconds it was shared so far, watts of this process's part."""
 
 # time, joules, watts, idle watts, unattributed joules, seconds with several active, active weight, how many are
-# active, sequence, pid
-_RECORD = struct.Struct("<dddddddQQQ")
+# active, sequence, pid, the reader's uncertainty
+_RECORD = struct.Struct("<dddddddQQQd")
+_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE_AT = 64
 _CRC = struct.Struct("<I")
 _RECORD_AT = (64, 192)
 _ERROR_AT = 320
@@ -63,7 +70,9 @@ def runtime_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise SensorError(f"{folder} is not this user's alone: remove it, or set XDG_RUNTIME_DIR to a private folder.")
+        raise SensorError(
+            f"{folder} is not this user's alone: remove it, or set XDG_RUNTIME_DIR to a private folder."
+        )
     return folder
 
 
@@ -109,7 +118,7 @@ class SharedSensor(Sensor):
     def energy_j(self) -> float:
         """Joules since this object was made."""
         with self._lock:
-            return self._total_j() - self._base_j
+            return self._total_j(self._fresh()) - self._base_j
 
     def power_w(self) -> float:
         """Watts now, as published by the reader."""
@@ -154,21 +163,24 @@ class SharedSensor(Sensor):
                 self._channel.release(self._slot)
             self._slot = None
 
-    def part_j(self) -> tuple[float, float, float]:
-        """The whole device's joules, this process's part of them, and the seconds it was not alone so far."""
+    def reading(self) -> Reading:
+        """All of a window's edge in one: the whole device's joules, this process's part, and who else is there."""
         with self._lock:
-            channel = self._ensure()
-            whole_j = self._total_j() - self._base_j
-            if self._slot is None:
-                return whole_j, whole_j, 0.0
             record = self._fresh()
+            whole_j = self._total_j(record) - self._base_j
+            if self._slot is None:
+                return whole_j, whole_j, 0.0, record.watts
+            channel = self._channel
+            assert channel is not None
             part_s, part_j, _ = channel.part(self._slot)
             mine = channel.weight(self._slot)
-            if part_s > 0 and mine > 0 and record.weight >= mine:
-                ahead_s = max(0.0, time.monotonic() - max(part_s, record.time_s))
-                part_j += record.watts * ahead_s * mine / record.weight
+            share = 1.0
+            if mine > 0 and record.weight > mine:
+                share = mine / record.weight
+            if mine > 0 and part_s > 0:
+                part_j += record.watts * share * max(0.0, time.monotonic() - max(part_s, record.time_s))
             self._part_j = max(self._part_j, part_j)
-            return whole_j, self._part_j, record.shared_s
+            return whole_j, self._part_j, record.shared_s, record.watts * share
 
     def idle_part_j(self) -> float:
         """Of this process's part, what the device would have drawn anyway (its lowest watts seen so far)."""
@@ -176,14 +188,6 @@ class SharedSensor(Sensor):
             channel = self._ensure()
             self._fresh()
             return 0.0 if self._slot is None else channel.part(self._slot)[2]
-
-    def fraction_now(self) -> float:
-        """This process's weight among those active now; 1 if it is alone or not joined."""
-        channel = self._channel
-        if channel is None or self._slot is None:
-            return 1.0
-        mine, all_ = channel.weight(self._slot), channel.active_weight()
-        return mine / all_ if all_ > 0 and mine > 0 else 1.0
 
     @property
     def power_limit_range_w(self) -> tuple[float, float] | None:
@@ -231,7 +235,7 @@ class SharedSensor(Sensor):
             time.sleep(0.005)
         self._base_j = self._most_j = 0.0
         try:
-            self._base_j = self._most_j = self._total_j()
+            self._base_j = self._most_j = self._total_j(self._fresh())
         except SensorError:
             self.close()
             raise
@@ -252,18 +256,21 @@ class SharedSensor(Sensor):
             if channel.is_reader:
                 channel.tick()
             else:
-                record = channel.record()
+                record = channel.newest()
                 if record is None or time.monotonic() - record.time_s > STALE_S:
                     channel.try_to_read()
 
     def _fresh(self) -> _Record:
         channel = self._ensure()
+        record = channel.newest()
+        late_s = time.monotonic() - record.time_s if record is not None else GIVE_UP_S
         if channel.is_reader:
-            channel.tick()
-        record = channel.record()
-        if record is None or time.monotonic() - record.time_s > STALE_S:
+            if late_s > _READER_LATE_S:
+                channel.tick()
+                record = channel.newest()
+        elif late_s > STALE_S:
             channel.try_to_read()
-            record = channel.record()
+            record = channel.newest()
         problem = channel.error()
         if problem:
             raise SensorError(problem)
@@ -275,15 +282,12 @@ class SharedSensor(Sensor):
                 f"Process {record.pid} reads {self.name} ({self.id}) but has published nothing for {late_s:.0f} s."
                 " If it is stopped, continue or end it."
             )
+        self.uncertainty = record.uncertainty
         return record
 
-    def _total_j(self) -> float:
-        record = self._fresh()
-        if self.is_reader:
-            self._most_j = max(self._most_j, record.joules)
-        else:
-            ahead_s = max(0.0, time.monotonic() - record.time_s)
-            self._most_j = max(self._most_j, record.joules + record.watts * ahead_s)
+    def _total_j(self, record: _Record) -> float:
+        ahead_s = max(0.0, time.monotonic() - record.time_s)
+        self._most_j = max(self._most_j, record.joules + record.watts * ahead_s)
         return self._most_j
 
 
@@ -299,19 +303,20 @@ class _Record:
         "shared_s",
         "time_s",
         "unattributed_j",
+        "uncertainty",
         "watts",
         "weight",
     )
 
-    def __init__(self, values: tuple[float, float, float, float, float, float, float, int, int, int]) -> None:
+    def __init__(self, values: tuple[float, float, float, float, float, float, float, int, int, int, float]) -> None:
         self.time_s, self.joules, self.watts, self.idle_w, self.unattributed_j = values[:5]
-        self.shared_s, self.weight, self.active, self.sequence, self.pid = values[5:]
+        self.shared_s, self.weight, self.active, self.sequence, self.pid, self.uncertainty = values[5:]
 
 
 class _Channel:
     """A device's shared file, opened once per process (POSIX locks belong to processes, not to descriptors)."""
 
-    _open: dict[Path, _Channel] = {}
+    _open: ClassVar[dict[Path, _Channel]] = {}
     _registry = threading.Lock()
 
     @classmethod
@@ -328,7 +333,7 @@ class _Channel:
         self._pid = os.getpid()
         self._users: list[SharedSensor] = []
         self._source = user.inner
-        self._file: IO[bytes] = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
+        self._file: IO[bytes] = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         if os.fstat(self._file.fileno()).st_size < _FILE_BYTES:
             os.ftruncate(self._file.fileno(), _FILE_BYTES)
         self._map = mmap.mmap(self._file.fileno(), _FILE_BYTES)
@@ -346,6 +351,7 @@ class _Channel:
         self._parts = [0.0] * _SLOTS
         self._idle_parts = [0.0] * _SLOTS
         self._failed = False
+        self._written: _Record | None = None
         self._alive_s: dict[int, float] = {}
 
     def drop(self, user: SharedSensor) -> None:
@@ -368,21 +374,26 @@ class _Channel:
 
     # -- reading what is published
 
+    def newest(self) -> _Record | None:
+        """The newest record; from memory in the process that wrote it."""
+        return self._written if self.is_reader and self._written is not None else self.record()
+
     def record(self) -> _Record | None:
-        """The newest intact record."""
-        best: tuple[float, float, float, float, float, float, float, int, int, int] | None = None
-        for at in _RECORD_AT:
+        """The newest intact record in the file."""
+        sequences = [_SEQUENCE.unpack_from(self._map, at + _SEQUENCE_AT)[0] for at in _RECORD_AT]
+        newer = 0 if sequences[0] > sequences[1] else 1
+        for which in (newer, 1 - newer):
+            at = _RECORD_AT[which]
             raw = self._map[at : at + _RECORD.size + _CRC.size]
-            if _CRC.unpack_from(raw, _RECORD.size)[0] != zlib.crc32(raw[: _RECORD.size]):
-                continue
-            values = _RECORD.unpack_from(raw)
-            if values[8] and (best is None or values[8] > best[8]):
-                best = values
-        return None if best is None else _Record(best)
+            if sequences[which] and _CRC.unpack_from(raw, _RECORD.size)[0] == zlib.crc32(raw[: _RECORD.size]):
+                return _Record(_RECORD.unpack_from(raw))
+        return None
 
     def error(self) -> str:
         """Why the device can't be read, as its reader found; empty if it can."""
         size = int.from_bytes(self._map[_ERROR_AT : _ERROR_AT + 2], "little")
+        if not size:
+            return ""
         return self._map[_ERROR_AT + 2 : _ERROR_AT + 2 + size].decode(errors="replace")
 
     def part(self, slot: int) -> tuple[float, float, float]:
@@ -398,9 +409,6 @@ class _Channel:
     def weight(self, slot: int) -> float:
         weight: float = _CLAIM.unpack_from(self._map, _TABLE_AT + slot * _SLOT_BYTES)[1]
         return weight
-
-    def active_weight(self) -> float:
-        return sum(weight for _, weight in self._claims())
 
     # -- taking part
 
@@ -460,6 +468,7 @@ class _Channel:
                 self._sequence = previous.sequence
                 self._idle_w = previous.idle_w
             self.is_reader = True
+            self._written = None
             self._set_error("")
             self._last_s, self._last_j = now_s, at_j
             self._offset_j = 0.0
@@ -498,7 +507,7 @@ class _Channel:
         self._last_s, self._last_j = now_s, max(joules, self._last_j)
         self._sequence += 1
         weight = sum(weight for _, weight in claims)
-        raw = _RECORD.pack(
+        values = (
             now_s,
             self._last_j,
             watts,
@@ -509,13 +518,17 @@ class _Channel:
             len(claims),
             self._sequence,
             self._pid,
+            self._source.uncertainty,
         )
+        self._written = _Record(values)
+        raw = _RECORD.pack(*values)
         at = _RECORD_AT[self._sequence % 2]
         self._map[at : at + _RECORD.size + _CRC.size] = raw + _CRC.pack(zlib.crc32(raw))
 
     def _living_claims(self, now_s: float) -> list[tuple[int, float]]:
         """Claims without those of processes that died with one (looked at once a second)."""
         claims = self._claims()
+        gone = False
         for slot, _ in claims:
             if slot in self._claimed or now_s - self._alive_s.get(slot, -math.inf) < 1.0:
                 continue
@@ -527,7 +540,8 @@ class _Channel:
                 continue
             _CLAIM.pack_into(self._map, _TABLE_AT + slot * _SLOT_BYTES, 0, 0.0)
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 1 + slot)
-        return self._claims()
+            gone = True
+        return self._claims() if gone else claims
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:

@@ -22,7 +22,9 @@ class Job:
         metrics: Metrics that every report must contain (the objectives).
         timeout_s: Kill a trial that reports nothing for so long; None: never.
         meter: Whether energy is metered.
-        options: Further facts for workers, by room.
+        options: Further facts for workers, by room. ``study``: a text that marks the study's checkpoints, so that
+            files of another study in the same folder are never taken for them; ``make_meter``: makes a trial's meter
+            in the worker from its devices.
     """
 
     work: Any
@@ -55,7 +57,8 @@ class Executor(ABC):
     Called by the study alone, from one thread. The executor owns its processes, threads and clock; ``close``
     ends them. Nothing runs before ``open`` and the constructor only checks its arguments. Every launched segment
     gives a ``Started``, then ``Reported`` and ``Saved`` events in epoch order, then exactly one ``Ended``,
-    also when its worker dies (``lost=True``) or is stopped. A failed training never takes the executor down.
+    also when its worker dies (``lost=True``) or is stopped. A failed training never takes the executor down. A
+    training function that returns before its segment's budget is used up has ended its trial: COMPLETED.
     """
 
     @property
@@ -88,7 +91,8 @@ class Executor(ABC):
     def stop(self, trials: Sequence[int], *, reason: str, keep: bool = False) -> None:
         """End these trials' segments at their next report: STOPPED, or with ``keep`` PAUSED and ``kept``.
 
-        A queued segment that has not started ends at once. A trial that is not running is ignored.
+        A queued segment that has not started ends at once, without a ``Started``. A trial that is not running is
+        ignored.
         """
 
     @abstractmethod
@@ -96,6 +100,9 @@ class Executor(ABC):
         """Wait for events, at most ``timeout_s`` (None: until there are some; 0: don't wait).
 
         Returns all that are there, in order per trial. Empty when the time is up or nothing is running.
+
+        Raises:
+            ExecutorError: No worker can be started (the work can't be imported there, say).
         """
 
     @abstractmethod

@@ -85,7 +85,9 @@ def score(
     good = [value is not None and math.isfinite(value) for value in performance]
     # A configuration that failed is out of the race: its energy and lr must not stretch the others' range.
     quality = rescale(performance)
-    energies = rescale([v if ok else None for v, ok in zip(energy_j, good, strict=True)], higher_is_better=False)
+    energies = rescale(
+        [v if ok else None for v, ok in zip(energy_j, good, strict=True)], higher_is_better=False
+    )
     rates = rescale([v if ok else None for v, ok in zip(lr, good, strict=True)])
     scores = []
     for index, ok in enumerate(good):

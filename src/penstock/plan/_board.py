@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 from penstock.core import Device, Free, Plan, Running, Share
@@ -66,17 +66,25 @@ class Board:
         self._whole: dict[str, dict[str, list[str]]] = {}  # kind -> node -> ids of wholly free devices
         self.whole = 0
 
-    def settle(self, running: Iterable[tuple[Running, float, int]]) -> None:
-        """Count in what runs (with the work left and how many tenants it bears); then find the empty devices."""
+    def settle(
+        self, running: Sequence[Running], left_s: Sequence[float], bears: Callable[[float], int]
+    ) -> None:
+        """Count in what runs, then find the empty devices.
+
+        Args:
+            running: The placements.
+            left_s: The work left of each.
+            bears: With how many tenants on a device a placement with so much work left still ends in time.
+        """
         tenancies = self.tenancies
-        for item, load_s, limit in running:
+        for item, load_s in zip(running, left_s, strict=True):
             placement = item.placement
             for share in placement.shares:
                 tenancy = tenancies.get(share.device)
                 if tenancy is not None:
-                    # Its fraction is not free any more as it is: only who it is has to be told.
-                    bears = 1 if placement.exclusive else limit
-                    tenancy.enter(0.0, load_s, bears, placement.memory_bytes)
+                    # What it holds is not free as it is: only who it is has to be told.
+                    limit = 1 if placement.exclusive else bears(load_s)
+                    tenancy.enter(0.0, load_s, limit, placement.memory_bytes)
         for name, tenancy in tenancies.items():
             # A device that is free but still named by a placement on its way to other shares is not empty.
             if tenancy.count == 0 and tenancy.fraction >= 1 - EPSILON:

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
-from penstock.core import Device, Placement, Plan, PlanPass, Resize, Running, Share
+from penstock.core import Device, Placement, Plan, PlanPass, Resize, Share
 from penstock.plan._board import EPSILON, Board, width_of
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment
 from penstock.plan._waterfill import waterfill_widths
 from penstock.predict import Overhead
 
-Idle: TypeAlias = Literal["longest", "best", "even"]
-"""Who gets idle devices: the trial that would end last (Fluid), the one that performs best, or all evenly (Hydro)."""
+Idle: TypeAlias = Literal["longest", "waterfill", "best", "even"]
+"""Who gets idle devices.
+
+``"longest"``: the trial that would end last, one device after the other. ``"waterfill"``: each as Fluid's Algorithm 2
+says. ``"best"`` and ``"even"`` are Hydro's: the trial that performs best, or all evenly.
+"""
+
+_ROUNDS = 6  # how often idle devices are dealt out anew because some did not pay
 
 
 def dynamic_widths(
@@ -103,15 +109,20 @@ def elastic(overhead: Overhead, *, runtime: Runtime | None = None, idle: Idle = 
 
 
 def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> Plan:
-    board = Board(plan)
-    board.settle((item, 0.0, 1) for item in plan.running)
-    if not board.whole:
+    if not any(item.fraction >= 1 - EPSILON for item in plan.free):
         return plan
     outlook = Outlook(plan, runtime)
+    board = Board(plan)
+    board.settle(plan.running, outlook.running_s, lambda left_s: 1)
+    if not board.whole:
+        return plan
     candidates = _candidates(plan, outlook, model)
     if not candidates:
         return plan
-    _hand_out(candidates, board.whole, model, idle)
+    if idle == "waterfill":
+        _as_published(candidates, outlook, board.whole, model, outlook.devices(plan))
+    else:
+        _hand_out(candidates, board.whole, model, idle)
     placed, resized = list(plan.placed), list(plan.resized)
     for candidate in sorted(candidates, key=lambda c: (-c.wants, c.index)):
         if not candidate.wants:
@@ -132,9 +143,6 @@ def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> P
             resized.append(Resize(placement, shares))
         else:
             placed[candidate.index] = replace(placement, shares=shares)
-            for share in placement.shares if not candidate.held else ():
-                # It was to share a device and now has its own: the part is free again.
-                board.release(share, plan)
     return replace(plan, placed=tuple(placed), resized=tuple(resized), free=board.free())
 
 
@@ -151,9 +159,11 @@ def _candidates(plan: Plan, outlook: Outlook, model: Overhead) -> list[_Candidat
         held = len(shares) if width_of(shares) >= len(shares) - EPSILON or (alone and len(shares) == 1) else 0
         # Alone on a device it holds a part of, it runs as on the whole.
         speed = model.speed(held) if held else 1.0 / model.alpha ** (tenants[shares[0].device] - 1)
-        if placement.exclusive or held >= limit or (running and placement.max_devices == 1):
+        if placement.exclusive or held >= limit or placement.max_devices == 1 or not (held or running):
             return
-        candidate = _Candidate(index, placement, left_s, speed, held, limit, last if rank is None else rank, running)
+        candidate = _Candidate(
+            index, placement, left_s, speed, held, limit, last if rank is None else rank, running
+        )
         candidate.wants = limit - held
         if candidate.pays(model):
             candidate.wants = 0
@@ -171,8 +181,8 @@ def _candidates(plan: Plan, outlook: Outlook, model: Overhead) -> list[_Candidat
 def _hand_out(candidates: Sequence[_Candidate], devices: int, model: Overhead, idle: Idle) -> None:
     """Decide how many further devices each candidate gets; those for whom it does not pay get none."""
     pool = list(candidates)
-    while pool and devices:
-        for candidate in pool:
+    for _ in range(_ROUNDS):
+        for candidate in candidates:
             candidate.wants = 0
         if idle == "best":
             _by_rank(pool, devices)
@@ -181,13 +191,33 @@ def _hand_out(candidates: Sequence[_Candidate], devices: int, model: Overhead, i
         failed = [c for c in pool if c.wants and not c.pays(model)]
         if not failed:
             return
-        # Who gains too little makes room: the one with the least work left has the least to gain.
-        loser = min(failed, key=lambda c: (c.left_s, c.index))
-        loser.wants = 0
-        pool = [c for c in pool if c is not loser and (c.wants == 0 or c.pays(model) or c.left_s > loser.left_s)]
-        for candidate in candidates:
-            if candidate not in pool:
-                candidate.wants = 0
+        # Who gains too little makes room for the others; the longest of them may gain enough with more.
+        hopeful = max(failed, key=lambda c: (c.left_s, -c.index)) if len(failed) > 1 else None
+        out = {c.index for c in failed if c is not hopeful and c.running}
+        pool = [c for c in pool if not (c.running and c.index in out)]
+    for candidate in pool:
+        if candidate.wants and not candidate.pays(model):
+            candidate.wants = 0
+
+
+def _as_published(
+    candidates: Sequence[_Candidate], outlook: Outlook, idle: int, model: Overhead, devices: int
+) -> None:
+    """Algorithm 2, lines 4 to 6: up to each trial's share of all devices, as far as there are idle ones."""
+    placed = [c for c in candidates if not c.running]
+    left_s = [*outlook.running_s, *(c.left_s for c in placed)]
+    widths = waterfill_widths(
+        left_s, devices=devices, max_sharing=model.max_sharing, max_devices=model.max_devices
+    )
+    for candidate in candidates:
+        number = candidate.index if candidate.running else len(outlook.running_s) + placed.index(candidate)
+        share = int(widths[number])  # of less than a device: none more than it has
+        candidate.wants = max(0, min(share, candidate.limit) - candidate.held)
+    for candidate in sorted(candidates, key=lambda c: (-c.left_s, c.index)):
+        candidate.wants = min(candidate.wants, idle)
+        if candidate.wants and not candidate.pays(model):
+            candidate.wants = 0
+        idle -= candidate.wants
 
 
 def _by_rank(pool: Sequence[_Candidate], devices: int) -> None:
@@ -234,9 +264,9 @@ def _shrink(plan: Plan, model: Overhead, allotment: Allotment, runtime: Runtime 
     if not wide:
         return plan
     outlook = Outlook(plan, runtime)
-    horizon_s = outlook.horizon_s(allotment)
-    coming = sum(_given_up(item) for item in plan.running if item.changing)
-    needed = len(plan.waiting) - coming
+    horizon_s = outlook.horizon_s(allotment, outlook.devices(plan))
+    stream = outlook.is_stream(plan)
+    needed = len(plan.waiting) - sum(len(item.leaving) for item in plan.running)
     resized = list(plan.resized)
     # Who would be done first has the most to spare.
     wide.sort(key=lambda entry: outlook.running_s[entry[0]] / model.speed(len(entry[1].placement.shares)))
@@ -244,14 +274,9 @@ def _shrink(plan: Plan, model: Overhead, allotment: Allotment, runtime: Runtime 
         if needed <= 0:
             break
         shares, left_s = item.placement.shares, outlook.running_s[index]
-        enough = max(1, round(allotment.width(left_s, horizon_s)))
+        enough = 1 if stream else max(1, round(allotment.width(left_s, horizon_s)))
         new = max(enough, len(shares) - needed)
         if new < len(shares) and pays(left_s, len(shares), new, model):
             resized.append(Resize(item.placement, shares[:new]))
             needed -= len(shares) - new
     return plan if len(resized) == len(plan.resized) else replace(plan, resized=tuple(resized))
-
-
-def _given_up(item: Running) -> int:
-    """How many devices a change under way will free, at least: not known here, so one."""
-    return 1 if len(item.placement.shares) >= 1 else 0

@@ -76,7 +76,7 @@ def _shared(plan: Plan, width: float) -> Plan:
         for item, fraction, backlog in zip(free, fractions, backlogs, strict=True)
         if fraction > 0 or backlog > 0
     )
-    return Plan((*held, *rest), left_over, (*plan.placed, *placed))
+    return replace(plan, waiting=(*held, *rest), free=left_over, placed=(*plan.placed, *placed))
 
 
 def _queue(
@@ -138,4 +138,4 @@ def _several(plan: Plan, width: int) -> Plan:
         for index, item in enumerate(plan.free)
         if index not in taken or item.backlog > 0
     )
-    return Plan(waiting[len(placed) :], left_over, (*plan.placed, *placed))
+    return replace(plan, waiting=waiting[len(placed) :], free=left_over, placed=(*plan.placed, *placed))

@@ -8,6 +8,7 @@ from typing import TypeAlias, final
 
 from penstock.core import Placement, Plan
 from penstock.plan._pack import Allotment
+from penstock.predict import Overhead
 
 Runtime: TypeAlias = Callable[[Placement], float | None]
 """The expected seconds of a placement alone on one whole device, or None."""
@@ -24,19 +25,21 @@ class Outlook:
 
     def __init__(self, plan: Plan, runtime: Runtime | None) -> None:
         self._runtime = runtime
-        waiting = [self._known(placement) for placement in plan.waiting]
-        running = [item.remaining_s for item in plan.running]
-        placed = [self._known(placement) for placement in plan.placed]
-        known = [value for value in (*waiting, *placed) if value is not None]
-        if len(known) < len(waiting) + len(placed) or None in running:
-            if not known:
-                known = [value for value in running if value is not None]
-            self._default_s = median(known) if known else 1.0
+        know = self._known
+        if runtime is None:
+            waiting = [placement.expected_s for placement in plan.waiting]
         else:
-            self._default_s = 1.0
+            waiting = [know(placement) for placement in plan.waiting]
+        running = [item.remaining_s for item in plan.running]
+        placed = [know(placement) for placement in plan.placed]
+        self._default_s = 1.0
+        if None in waiting or None in running or None in placed:
+            known = [value for value in (*waiting, *placed) if value is not None]
+            known = known or [value for value in running if value is not None]
+            self._default_s = max(0.0, median(known)) if known else 1.0
         default_s = self._default_s
-        self.waiting_s = [default_s if value is None else max(0.0, value) for value in waiting]
-        self.running_s = [default_s if value is None else max(0.0, value) for value in running]
+        self.waiting_s = [default_s if v is None else v if v > 0 else 0.0 for v in waiting]
+        self.running_s = [default_s if v is None else v if v > 0 else 0.0 for v in running]
 
     def _known(self, placement: Placement) -> float | None:
         return placement.expected_s if self._runtime is None else self._runtime(placement)
@@ -51,9 +54,16 @@ class Outlook:
         """How many devices there are, busy ones included."""
         names = {item.device.id for item in plan.free}
         for running in plan.running:
-            for share in running.placement.shares:
+            for share in (*running.placement.shares, *running.leaving):
                 names.add(share.device)
         return max(1, len(names))
+
+    @staticmethod
+    def is_stream(plan: Plan) -> bool:
+        """Whether trials come in more than one group at a time: then more will come before these have ended."""
+        times = {placement.since_s for placement in plan.waiting}
+        times.update(item.placement.since_s for item in plan.running)
+        return len(times) > 1
 
     @staticmethod
     def tenants(plan: Plan) -> dict[str, int]:
@@ -70,3 +80,21 @@ class Outlook:
     def horizon_s(self, allotment: Allotment, devices: int) -> float:
         """The least time into which all of it fits."""
         return allotment.horizon_s([*self.waiting_s, *self.running_s], devices)
+
+    def ready_s(self, plan: Plan, overhead: Overhead) -> list[list[float]]:
+        """Per device, when each of its c places is free, if widths stay as they are."""
+        places = overhead.max_sharing
+        found: dict[str, list[float]] = {item.device.id: [0.0] * places for item in plan.free}
+        tenants = self.tenants(plan)
+        for running, left_s in zip(plan.running, self.running_s, strict=True):
+            shares = running.placement.shares
+            crowd = tenants[shares[0].device]
+            speed = overhead.speed(len(shares)) if crowd == 1 else overhead.speed(1 / crowd)
+            end_s = left_s / speed
+            for share in shares:
+                slots = found.setdefault(share.device, [0.0] * places)
+                held = max(1, round(share.fraction * places))
+                free = [i for i, ready in enumerate(slots) if ready == 0.0]
+                for i in free[:held]:
+                    slots[i] = end_s
+        return list(found.values())

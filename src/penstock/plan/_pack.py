@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import final
 
@@ -13,7 +14,7 @@ from penstock.plan._place import Layout, run_through, shelve
 from penstock.plan._waterfill import waterfill_widths
 from penstock.predict import Overhead
 
-_HORIZONS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
+_HORIZONS = (1.15, 1.0, 1.3, 1.6, 1.07, 2.0)  # of the least one: it can rarely be met
 _SEARCHED = 10  # up to so many trials, widths are also improved one by one
 
 
@@ -34,7 +35,8 @@ class Allotment:
 
     def __init__(self, overhead: Overhead) -> None:
         self.overhead = overhead = overhead.within_bounds()
-        sharing = range(overhead.max_sharing, 1, -1)
+        # Only parts of which a device holds a whole number of places: 1/4 and 1/2 of c = 4, never 1/3.
+        sharing = [p for p in range(overhead.max_sharing, 1, -1) if overhead.max_sharing % p == 0]
         widths = [*(1 / p for p in sharing), *(float(w) for w in range(1, overhead.max_devices + 1))]
         self._widths = widths
         self._speeds = [overhead.speed(width) for width in widths]
@@ -66,6 +68,65 @@ class Allotment:
             if high - low <= 1e-6 * high:
                 break
         return high
+
+    def shelf_s(self, runtimes_s: Sequence[float], devices: int) -> float | None:
+        """The least horizon at which all trials run at once, side by side; None if they never fit so."""
+        ordered = sorted(runtimes_s)
+        if not ordered or ordered[-1] <= 0:
+            return 0.0
+        if math.ceil(len(ordered) * self._widths[0] - 1e-9) > devices:
+            return None
+        low = ordered[-1] / self._speed_within(devices)
+        if self._side_by_side(ordered, low) <= devices:
+            return low
+        high = max(low, ordered[-1] / self._speeds[0])
+        for _ in range(40):
+            middle = (low + high) / 2
+            if self._side_by_side(ordered, middle) <= devices:
+                high = middle
+            else:
+                low = middle
+            if high - low <= 1e-6 * high:
+                break
+        return high
+
+    def _side_by_side(self, ordered: Sequence[float], horizon_s: float) -> float:
+        """Devices needed to run all at once at the smallest widths that meet the horizon."""
+        shared, whole, begin = 0.0, 0.0, 0
+        for width, speed in zip(self._widths, self._speeds, strict=True):
+            end = bisect_right(ordered, speed * horizon_s * (1 + 1e-9), begin)
+            if width < 1:
+                shared += math.ceil((end - begin) * width - 1e-9)
+            else:
+                whole += (end - begin) * width
+            begin = end
+        return shared + whole + self._widths[-1] * (len(ordered) - begin)
+
+    def candidates(
+        self, runtimes_s: Sequence[float], *, devices: int, idle: int, horizon_s: float, most: int
+    ) -> Iterator[list[float]]:
+        """Up to ``most`` ways to choose widths, the more promising first.
+
+        Args:
+            runtimes_s: Of the trials that want devices.
+            devices: How many there are.
+            idle: How many of them are wholly free now.
+            horizon_s: Into which all work fits, that of running trials included.
+            most: How many ways at most.
+        """
+        widest = float(max(1, idle))
+        overhead = self.overhead
+        yield waterfill_widths(
+            runtimes_s,
+            devices=max(1, idle),
+            max_sharing=overhead.max_sharing,
+            max_devices=min(max(1, idle), overhead.max_devices),
+        )
+        shelf_s = self.shelf_s(runtimes_s, idle) if idle else None
+        horizons = [] if shelf_s is None else [shelf_s]
+        horizons += [factor * horizon_s for factor in _HORIZONS]
+        for horizon in horizons[: most - 1]:
+            yield [min(widest, self.width(runtime, horizon)) for runtime in runtimes_s]
 
     def _speed_within(self, devices: int) -> float:
         return max(s for w, s in zip(self._widths, self._speeds, strict=True) if w <= devices)
@@ -115,52 +176,39 @@ def pack(runtimes_s: Sequence[float], *, devices: int, overhead: Overhead) -> La
         raise InvalidInput(f"devices is {devices!r}; give a whole number of at least 1.")
     overhead = overhead.within_bounds()
     allotment = Allotment(overhead)
-    base_s = allotment.horizon_s(runtimes_s, devices)
-    candidates = [
-        waterfill_widths(
-            runtimes_s,
-            devices=devices,
-            max_sharing=overhead.max_sharing,
-            max_devices=min(devices, overhead.max_devices),
-        ),
-        [1.0] * len(runtimes_s),
-    ]
-    for factor in _HORIZONS:
-        widths = [min(float(devices), allotment.width(r, factor * base_s)) for r in runtimes_s]
+    horizon_s = allotment.horizon_s(runtimes_s, devices)
+    candidates = [[1.0] * len(runtimes_s)]
+    for widths in allotment.candidates(
+        runtimes_s, devices=devices, idle=devices, horizon_s=horizon_s, most=len(_HORIZONS) + 2
+    ):
         if widths not in candidates:
             candidates.append(widths)
-    best, best_s = None, math.inf
+    best, best_s = candidates[0], math.inf
     for widths in candidates:
-        layout = _shelved(runtimes_s, widths, devices, overhead)
-        makespan_s = _makespan_s(layout, runtimes_s, overhead)
-        if makespan_s < best_s * (1 - 1e-12):
-            best, best_s = layout, makespan_s
-    assert best is not None
+        ends_s = makespan_s(runtimes_s, widths, devices=devices, overhead=overhead)
+        if ends_s < best_s * (1 - 1e-12):
+            best, best_s = widths, ends_s
     if len(runtimes_s) <= _SEARCHED:
         best = _improve(best, best_s, runtimes_s, devices, overhead)
-    return best
+    return _shelved(runtimes_s, best, devices, overhead)
 
 
 def _improve(
-    layout: Layout, makespan_s: float, runtimes_s: Sequence[float], devices: int, overhead: Overhead
-) -> Layout:
-    """Change one or two trials' widths at a time as long as it helps."""
+    widths: list[float], ends_s: float, runtimes_s: Sequence[float], devices: int, overhead: Overhead
+) -> list[float]:
+    """Change one trial's width at a time as long as it helps."""
     steps = [1 / p for p in range(overhead.max_sharing, 1, -1)]
     steps += [float(w) for w in range(1, min(devices, overhead.max_devices) + 1)]
     better = True
     while better:
         better = False
-        for trial in range(len(runtimes_s)):
+        for trial in range(len(widths)):
             for width in steps:
-                if width == layout.widths[trial]:
-                    continue
-                widths = list(layout.widths)
-                widths[trial] = width
-                other = _shelved(runtimes_s, widths, devices, overhead)
-                other_s = _makespan_s(other, runtimes_s, overhead)
-                if other_s < makespan_s * (1 - 1e-9):
-                    layout, makespan_s, better = other, other_s, True
-    return layout
+                other = [*widths[:trial], width, *widths[trial + 1 :]]
+                other_s = makespan_s(runtimes_s, other, devices=devices, overhead=overhead)
+                if other_s < ends_s * (1 - 1e-9):
+                    widths, ends_s, better = other, other_s, True
+    return widths
 
 
 def _shelved(
@@ -170,7 +218,70 @@ def _shelved(
     return shelve(widths, heights, devices=devices)
 
 
-def _makespan_s(layout: Layout, runtimes_s: Sequence[float], overhead: Overhead) -> float:
-    return run_through(
-        layout, runtimes_s, slowdown=lambda p: float(overhead.alpha ** (p - 1)), speed=overhead.speed
-    ).makespan_s
+def makespan_s(
+    runtimes_s: Sequence[float], widths: Sequence[float], *, devices: int, overhead: Overhead
+) -> float:
+    """When trials of these widths on shelves would all have ended, played through."""
+    layout = _shelved(runtimes_s, widths, devices, overhead)
+    slowdown = [overhead.alpha ** (p - 1) for p in range(len(runtimes_s) + 1)]
+    return run_through(layout, runtimes_s, slowdown=slowdown.__getitem__, speed=overhead.speed).makespan_s
+
+
+def forecast_s(
+    widths: Sequence[float],
+    runtimes_s: Sequence[float],
+    *,
+    ready_s: Sequence[Sequence[float]],
+    overhead: Overhead,
+) -> float:
+    """When trials of these widths would all have ended on devices that are partly busy; quick, not exact.
+
+    Args:
+        widths: Whole numbers, or fractions.
+        runtimes_s: What each takes alone on one device.
+        ready_s: Per device, when each of its c places is free.
+        overhead: The runtime model.
+    """
+    places = overhead.max_sharing
+    order = sorted(range(len(widths)), key=lambda i: (-widths[i], -runtimes_s[i]))
+    devices = [(max(slots), number) for number, slots in enumerate(ready_s)]
+    heapq.heapify(devices)
+    last = 0.0
+    position = 0
+    speeds = {width: overhead.speed(width) for width in set(widths)}
+    taken: set[int] = set()
+    while position < len(order) and widths[order[position]] >= 1:
+        trial = order[position]
+        width = min(int(widths[trial]), len(ready_s))
+        runtime_s = runtimes_s[trial] / speeds[widths[trial]]
+        if width == 1:
+            end = devices[0][0] + runtime_s
+            number = devices[0][1]
+            heapq.heapreplace(devices, (end, number))
+            taken.add(number)
+        else:
+            group = [heapq.heappop(devices) for _ in range(width)]
+            end = group[-1][0] + runtime_s
+            for _, number in group:
+                heapq.heappush(devices, (end, number))
+                taken.add(number)
+        last = max(last, end)
+        position += 1
+    if position == len(order):
+        return last
+    slots: list[float] = []
+    for ready, number in devices:
+        slots.extend([ready] * places if number in taken else ready_s[number])
+    heapq.heapify(slots)
+    for trial in order[position:]:
+        runtime_s = runtimes_s[trial] / speeds[widths[trial]]
+        needs = max(1, round(widths[trial] * places))
+        if needs == 1:
+            end = slots[0] + runtime_s
+            heapq.heapreplace(slots, end)
+        else:
+            end = [heapq.heappop(slots) for _ in range(needs)][-1] + runtime_s
+            for _ in range(needs):
+                heapq.heappush(slots, end)
+        last = max(last, end)
+    return last

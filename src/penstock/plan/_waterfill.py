@@ -45,9 +45,7 @@ def waterfill_widths(
             raise InvalidInput(f"A runtime is {runtime!r}; give finite seconds of at least 0.")
     total = math.fsum(runtimes)
     if total <= 0:
-        return waterfill_widths(
-            [1.0] * len(runtimes), devices=devices, max_sharing=max_sharing, max_devices=max_devices
-        )
+        runtimes, total = [1.0] * len(runtimes), float(len(runtimes))
     widths = []
     for runtime in runtimes:
         whole = math.floor(runtime * devices / total + _TOLERANCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, final
 
 from penstock.core.errors import InvalidInput
@@ -117,7 +118,7 @@ def fit_scaling(times_s: Mapping[int, Sequence[float]], *, threshold: float = 0.
     mean = _means(times_s, "devices of one trial", consecutive=False)
     widths = sorted(mean)
     devices = 1
-    for narrow, wide in zip(widths, widths[1:], strict=False):
+    for narrow, wide in pairwise(widths):
         doublings = math.log2(wide / narrow)
         if mean[wide] >= mean[narrow] * (1 - threshold) ** doublings:
             break
@@ -190,7 +191,10 @@ class OverheadProfile:
             return Probe("sharing", 1)
         packed = len(self._sharing)
         # The trial that did not pay is measured too: it is how c is known.
-        if packed < self._limits["sharing"] and fit_sharing(self._sharing, threshold=self._threshold)[0] == packed:
+        if (
+            packed < self._limits["sharing"]
+            and fit_sharing(self._sharing, threshold=self._threshold)[0] == packed
+        ):
             return Probe("sharing", packed + 1)
         widest = max(self._scaling, default=1)
         limit = self._limits["scaling"]
@@ -209,7 +213,9 @@ class OverheadProfile:
         elif probe.kind == "sharing" and probe.count == 1:
             raise InvalidInput("A trial alone on one device could not run: there is nothing to profile.")
         else:
-            self._limits[probe.kind] = probe.count - 1 if probe.kind == "sharing" else max(self._scaling, default=1)
+            self._limits[probe.kind] = (
+                probe.count - 1 if probe.kind == "sharing" else max(self._scaling, default=1)
+            )
 
     @property
     def result(self) -> Overhead:

@@ -14,8 +14,8 @@ class Default(Policy):
 
     name: ClassVar[str] = "default"
 
-    def choose(self, view: View, number: int) -> Choice:
-        """The choice for decision ``number``."""
+    def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
+        """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         limits = view.spec.limits_w
         return Choice(view.spec.default, limits[-1] if limits else None)
 
@@ -31,8 +31,8 @@ class Grid(Policy):
 
     name: ClassVar[str] = "grid"
 
-    def choose(self, view: View, number: int) -> Choice:
-        """The choice for decision ``number``."""
+    def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
+        """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         spec = view.spec
         limits: tuple[float | None, ...] = tuple(reversed(spec.limits_w)) or (None,)
         failed = {seen.batch_size for seen in view.seen if not seen.reached}
@@ -77,6 +77,6 @@ class Oracle(Policy):
     def __init__(self, batch_size: int, limit_w: float | None) -> None:
         self._choice = Choice(batch_size, limit_w)
 
-    def choose(self, view: View, number: int) -> Choice:
-        """The choice for decision ``number``."""
+    def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
+        """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         return self._choice

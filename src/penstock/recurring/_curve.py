@@ -18,12 +18,14 @@ What Zeus observes and throws away is used here:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, final
 
 from penstock.core.errors import InvalidInput
 from penstock.recurring._cost import best_limit
-from penstock.recurring._history import Seen, View
+from penstock.recurring._history import JobSpec, Seen, View
 from penstock.recurring._policy import Choice, Policy
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
+    Index = NDArray[np.intp]
 
 HORIZON = 30
 """Recurrences a job is expected to have ahead at least: a month of nights."""
@@ -38,12 +41,28 @@ HORIZON = 30
 NOISE = 0.1
 """Prior relative spread of epochs to target between runs: "as large as 14%" (Zeus section 3.2)."""
 
+REPEATS = (1, 3, 9)
+"""Exploring an arm may take several runs to pay: how many are considered (the KG(*) rule, Frazier & Powell 2010)."""
+
+OUTLIER = 2.0
+"""How much less a single run counts than the noise would say."""
+
+LEAST_STOP = 1.5
+"""No run is stopped below so many times the best mean cost: a stopped run teaches less than a finished one."""
+
+FAILS_PER_OCTAVE = 0.05
+"""Prior chance, per octave away from the nearest batch size that reached the target, that one never does."""
+
+CUSUM_SLACK = 1.0
+CUSUM_ALARM = 6.0
+"""Drift alarm, in standard deviations: about three runs in a row that are three deviations out."""
+
 NOISE_WEIGHT = 4.0
 """How many runs the prior spread counts for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve_:
+class _Belief:
     """A Gaussian belief over the log of a positive function of the batch sizes."""
 
     mean: Array
@@ -66,18 +85,18 @@ class Curve(Policy):
             raise InvalidInput(f"horizon must be at least 1 recurrence or None, got {horizon}.")
         self._horizon = horizon
 
-    def choose(self, view: View, number: int) -> Choice:
-        """The choice for decision ``number``."""
+    def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
+        """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         spec = view.spec
-        if len(spec.batch_sizes) == 1 or not any(seen.reached for seen in view.seen):
-            size = _before_any_success(view)
-            return self._with_limit(view, size, view.cost_limit)
+        evidence = _evidence(view.seen if spec.window is None else view.seen[-spec.window :])
+        cap = spec.beta * evidence.least if math.isfinite(evidence.least) else None
+        if len(spec.batch_sizes) == 1 or not evidence.logs:
+            return self._with_limit(view, _before_any_success(spec, evidence), cap)
         import numpy as np
 
         x = np.log2(np.asarray(spec.batch_sizes, dtype=np.float64))
-        seen = view.seen if spec.window is None else view.seen[-spec.window :]
-        noise = _noise(seen)
-        epochs = _epochs_belief(x, spec, seen, noise)
+        noise = evidence.noise
+        epochs = _epochs_belief(x, spec, evidence, noise)
         costs = _epoch_cost_belief(x, view)
         index = {size: at for at, size in enumerate(spec.batch_sizes)}
         for decision in view.pending:  # what is under way will be known: don't explore it twice
@@ -86,9 +105,12 @@ class Curve(Policy):
                 epochs = _hallucinate(epochs, at, noise**2)
                 costs = _hallucinate(costs, at, 1e-4)
         horizon = self._horizon or max(HORIZON, len(view.seen))
-        banned = {index[b] for b in _broken(seen) if b in index}
-        at, limit = _best_action(epochs, costs, noise, horizon, banned)
-        cap = view.cost_limit
+        good = np.log2(
+            np.asarray([size for size in spec.batch_sizes if size in evidence.logs], dtype=np.float64)
+        )
+        fails = 1.0 - (1.0 - FAILS_PER_OCTAVE) ** np.min(np.abs(x[:, None] - good[None, :]), axis=1)
+        banned = {index[size] for size in evidence.broken if size in index}
+        at, limit = _best_action(epochs, costs, noise, 0.0 if retry else horizon, banned, fails)
         cost_limit = cap if limit is None or cap is None else min(cap, limit)
         return self._with_limit(view, spec.batch_sizes[at], cost_limit)
 
@@ -97,14 +119,12 @@ class Curve(Policy):
         return Choice(size, limit_w, profile_w, cost_limit)
 
 
-def _before_any_success(view: View) -> int:
-    # The default is trusted. If it failed, its neighbours are tried, nearest first, and it again in turn.
-    sizes, default = view.spec.batch_sizes, view.spec.default
-    fails = {size: 0 for size in sizes}
-    for seen in view.seen:
-        if seen.batch_size in fails and not seen.reached:
-            fails[seen.batch_size] += 1
-    return min(sizes, key=lambda b: (fails[b], abs(math.log(b / default)), b))
+def _before_any_success(spec: JobSpec, evidence: _Evidence) -> int:
+    # The default is trusted. If it fails, its neighbours are tried, nearest first, and it again in turn.
+    def failures(size: int) -> int:
+        return len(evidence.beyond.get(size, ())) + evidence.crashes.get(size, 0)
+
+    return min(spec.batch_sizes, key=lambda b: (failures(b), abs(math.log(b / spec.default)), b))
 
 
 def thrifty_limits(view: View, size: int) -> tuple[float | None, tuple[float, ...]]:
@@ -129,32 +149,88 @@ def thrifty_limits(view: View, size: int) -> tuple[float | None, tuple[float, ..
         return None, tuple(reversed(limits[max(0, at - 1) : at + 2]))
     best, _ = best_limit(profile, eta=spec.eta, max_power_w=spec.max_power_w)
     at = limits.index(best)
-    missing = tuple(w for w in (*limits[max(0, at - 1) : at], *limits[at + 1 : at + 2]) if w not in profile)
-    return best, missing
+    missing = [w for w in (*limits[max(0, at - 1) : at], *limits[at + 1 : at + 2]) if w not in profile]
+    if not missing:
+        return best, ()
+    return None, tuple(sorted([best, *missing], reverse=True))
 
 
-def _broken(seen: tuple[Seen, ...]) -> set[int]:
-    # Crashes (out of memory, say) twice without ever succeeding: not feasible here.
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What the observations say of epochs, by batch size (in one pass: there may be thousands).
+
+    Attributes:
+        logs: Count, sum and sum of squares of log epochs of runs that reached the target.
+        beyond: Epochs of runs that were stopped before it.
+        crashes: Runs that failed by themselves.
+        noise: The relative spread of epochs between runs: pooled, with a prior.
+        least: The least cost of a run that reached the target.
+    """
+
+    logs: dict[int, tuple[int, float, float]]
+    beyond: dict[int, list[float]]
+    crashes: dict[int, int]
+    noise: float
+    least: float
+
+    @property
+    def broken(self) -> set[int]:
+        """Batch sizes that crashed twice (out of memory, say) and never succeeded: not feasible here."""
+        return {size for size, n in self.crashes.items() if n >= 2 and size not in self.logs}
+
+
+def _evidence(seen: Sequence[Seen]) -> _Evidence:
+    """Gather the observations of the present regime.
+
+    Drift: epochs that keep departing from what their batch size used to take, beyond noise, to one side, mean that
+    the job has changed (a two-sided CUSUM over standardised departures). Evidence then restarts where the
+    departures began.
+    """
+    logs: dict[int, tuple[int, float, float]] = {}
+    beyond: dict[int, list[float]] = {}
     crashes: dict[int, int] = {}
-    for one in seen:
+    least = math.inf
+    squares, freedom = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT
+    up = down = 0.0
+    up_from = down_from = 0
+    i, n_seen = 0, len(seen)
+    while i < n_seen:
+        one = seen[i]
+        size = one.batch_size
+        n, total, square = logs.get(size, (0, 0.0, 0.0))
+        if one.error and not one.reached:
+            crashes[size] = crashes.get(size, 0) + 1
+            i += 1
+            continue
+        log = math.log(max(one.epochs, 0.5))
+        departure = 0.0
+        if n >= 2:
+            departure = (log - total / n) / math.sqrt(squares / freedom * (1.0 + OUTLIER / n))
+            if (
+                not one.reached
+            ):  # stopped: at least so far out; nothing is known if it was stopped below the mean
+                departure = max(departure, 0.0)
+            if up == 0.0:
+                up_from = i
+            if down == 0.0:
+                down_from = i
+            up = max(0.0, up + departure - CUSUM_SLACK)
+            down = max(0.0, down - departure - CUSUM_SLACK)
+            if up > CUSUM_ALARM or down > CUSUM_ALARM:
+                i = up_from if up > CUSUM_ALARM else down_from
+                logs, beyond, crashes, least = {}, {}, {}, math.inf
+                squares, freedom, up, down = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT, 0.0, 0.0
+                continue
         if one.reached:
-            crashes[one.batch_size] = -(10**9)
-        elif one.error:
-            crashes[one.batch_size] = crashes.get(one.batch_size, 0) + 1
-    return {size for size, n in crashes.items() if n >= 2}
-
-
-def _noise(seen: tuple[Seen, ...]) -> float:
-    groups: dict[int, list[float]] = {}
-    for one in seen:
-        if one.reached:
-            groups.setdefault(one.batch_size, []).append(math.log(one.epochs))
-    squares, freedom = 0.0, 0
-    for logs in groups.values():
-        average = sum(logs) / len(logs)
-        squares += sum((value - average) ** 2 for value in logs)
-        freedom += len(logs) - 1
-    return math.sqrt((NOISE_WEIGHT * NOISE**2 + squares) / (NOISE_WEIGHT + freedom))
+            if n:
+                squares += (log - total / n) ** 2 * n / (n + 1)
+                freedom += 1
+            logs[size] = (n + 1, total + log, square + log * log)
+            least = min(least, one.cost)
+        else:
+            beyond.setdefault(size, []).append(one.epochs)
+        i += 1
+    return _Evidence(logs, beyond, crashes, math.sqrt(squares / freedom), least)
 
 
 def _kernel(x: Array, scale: float, length: float, nugget: float) -> Array:
@@ -165,9 +241,7 @@ def _kernel(x: Array, scale: float, length: float, nugget: float) -> Array:
     return smooth
 
 
-def _mixture(
-    shapes: Array, log_prior: Array, kernel: Array, at: Array, y: Array, variance: Array
-) -> Curve_:
+def _mixture(shapes: Array, log_prior: Array, kernel: Array, at: Index, y: Array, variance: Array) -> _Belief:
     """The belief given observations ``y`` at arms ``at``, with the shape parameters integrated out.
 
     Each row of ``shapes`` is a mean function; to each an unknown constant is added (a vague Gaussian). The
@@ -188,39 +262,33 @@ def _mixture(
     mean = weight @ means
     spread = means - mean
     cov = full - gain @ full[at] + (weight[:, None] * spread).T @ spread
-    return Curve_(mean, cov)
+    return _Belief(mean, cov)
 
 
-def _epochs_belief(x: Array, spec: Any, seen: tuple[Seen, ...], noise: float) -> Curve_:
+def _epochs_belief(x: Array, spec: JobSpec, evidence: _Evidence, noise: float) -> _Belief:
     import numpy as np
 
-    index = {size: at for at, size in enumerate(spec.batch_sizes)}
-    groups: dict[int, list[float]] = {}
-    for one in seen:
-        if one.reached and one.batch_size in index:
-            groups.setdefault(index[one.batch_size], []).append(math.log(one.epochs))
-    at = np.asarray(sorted(groups), dtype=np.intp)
-    y = np.asarray([np.mean(groups[a]) for a in at])
-    variance = np.asarray([noise**2 / len(groups[a]) for a in at])
+    arms = [(a, *evidence.logs[size]) for a, size in enumerate(spec.batch_sizes) if size in evidence.logs]
+    at = np.asarray([a for a, _, _, _ in arms], dtype=np.intp)
+    y = np.asarray([total / n for _, n, total, _ in arms])
+    # Spreads differ between batch sizes and single runs may be outliers: few runs count for less than the pooled
+    # noise says, as with a Student t.
+    variance = np.asarray([noise**2 * (1.0 + OUTLIER / n) / n for _, n, _, _ in arms])
     x0 = math.log2(spec.default)
     critical = np.arange(x.min() - 2.0, x.max() + 4.5, 1.0)
     # Too small batches: gradients too noisy (Zeus section 4.4). The default is known to be large enough.
     low = np.concatenate([[-50.0], np.arange(x.min() - 3.0, x0 - 0.5, 1.0)])
     c, small = (grid.ravel() for grid in np.meshgrid(critical, low))
     shapes = np.log(1.0 + 2.0 ** (x[None, :] - c[:, None]) + 2.0 ** (2.0 * (small[:, None] - x[None, :])))
-    prior = np.where(small < -40.0, math.log(0.5), math.log(0.5 / max(1, len(low) - 1))) - math.log(len(critical))
-    belief = _mixture(shapes, prior, _kernel(x, 0.15, 2.0, 0.05), at, y, variance)
-    censored: dict[int, list[float]] = {}
-    for one in seen:
-        if not one.reached and not one.error and one.batch_size in index:
-            censored.setdefault(index[one.batch_size], []).append(one.epochs)
-    for arm, counts in censored.items():
-        for count in sorted(counts)[-3:]:
+    prior = np.where(small < -40.0, math.log(0.5), math.log(0.5 / max(1, len(low) - 1)))
+    belief = _mixture(shapes, prior, _kernel(x, 0.2, 2.0, 0.1), at, y, variance)
+    for arm, size in enumerate(spec.batch_sizes):
+        for count in sorted(evidence.beyond.get(size, ()))[-3:]:
             belief = _beyond(belief, arm, math.log(max(count, 0.5)), noise**2)
     return belief
 
 
-def _epoch_cost_belief(x: Array, view: View) -> Curve_:
+def _epoch_cost_belief(x: Array, view: View) -> _Belief:
     import numpy as np
 
     spec = view.spec
@@ -238,7 +306,7 @@ def _epoch_cost_belief(x: Array, view: View) -> Curve_:
     shapes = np.log(1.0 + 2.0 ** (sat[:, None] - x[None, :]))
     guess, width = _saturation(view)
     prior = -0.5 * ((sat - guess) / width) ** 2
-    return _mixture(shapes, prior, _kernel(x, 0.1, 2.0, 0.03), at, y, variance)
+    return _mixture(shapes, prior, _kernel(x, 0.1, 2.0, 0.05), at, y, variance)
 
 
 def _saturation(view: View) -> tuple[float, float]:
@@ -258,15 +326,15 @@ def _saturation(view: View) -> tuple[float, float]:
     return math.log2(size) + math.log2(1.0 / busy - 1.0), 2.0
 
 
-def _hallucinate(belief: Curve_, at: int, variance: float) -> Curve_:
+def _hallucinate(belief: _Belief, at: int, variance: float) -> _Belief:
     """The belief once arm ``at`` will have been observed, whatever the outcome: same mean, less variance."""
     import numpy as np
 
     column = belief.cov[:, at]
-    return Curve_(belief.mean, belief.cov - np.outer(column, column) / (column[at] + variance))
+    return _Belief(belief.mean, belief.cov - np.outer(column, column) / (column[at] + variance))
 
 
-def _beyond(belief: Curve_, at: int, bound: float, variance: float) -> Curve_:
+def _beyond(belief: _Belief, at: int, bound: float, variance: float) -> _Belief:
     """The belief once a noisy draw of arm ``at`` is known to exceed ``bound``: moments of the truncated Gaussian."""
     import numpy as np
 
@@ -276,7 +344,7 @@ def _beyond(belief: Curve_, at: int, bound: float, variance: float) -> Curve_:
     ratio = _inverse_mills(z)
     mean = belief.mean + column * (ratio / scale)
     cov = belief.cov - np.outer(column, column) * (ratio * (z + ratio) / scale**2)
-    return Curve_(mean, cov)
+    return _Belief(mean, cov)
 
 
 def _inverse_mills(z: float) -> float:
@@ -287,7 +355,7 @@ def _inverse_mills(z: float) -> float:
 
 
 def _best_action(
-    epochs: Curve_, costs: Curve_, noise: float, horizon: float, banned: set[int]
+    epochs: _Belief, costs: _Belief, noise: float, horizon: float, banned: set[int], fails: Array
 ) -> tuple[int, float | None]:
     """The arm with the least expected cost now, less what observing it saves later; and where to stop it."""
     import numpy as np
@@ -299,20 +367,21 @@ def _best_action(
         allowed[:] = True
     mean = np.where(allowed, np.exp(np.minimum(log_mean + 0.5 * var, 600.0)), np.inf)
     best = int(np.argmin(mean))
-    now, stop = _run_costs(log_mean, var + noise**2, float(mean[best]))
+    now, stop = _run_costs(log_mean, var + noise**2, float(mean[best]), fails)
     now[best], stop[best] = mean[best], np.inf
-    gain = float(mean[best]) - _after(epochs, costs, noise, mean)
-    score = np.where(allowed, now - horizon * gain, np.inf)
-    chosen = int(np.argmin(score))
+    value = np.full(len(mean), -np.inf)
+    for repeats in REPEATS:
+        gain = float(mean[best]) - _after(epochs, costs, noise / math.sqrt(repeats), mean)
+        value = np.maximum(value, (horizon - repeats) * gain - repeats * (now - float(mean[best])))
+    chosen = int(np.argmax(np.where(allowed, value, -np.inf)))
     return chosen, None if math.isinf(stop[chosen]) else float(stop[chosen])
 
 
-def _after(epochs: Curve_, costs: Curve_, noise: float, mean: Array) -> Array:
+def _after(epochs: _Belief, costs: _Belief, noise: float, mean: Array) -> Array:
     """Per arm: the expected least mean cost once that arm has been observed (knowledge gradient)."""
     import numpy as np
 
-    nodes, weights = np.polynomial.hermite_e.hermegauss(9)
-    weights = weights / weights.sum()
+    nodes, weights = _quadrature()
     step_e = epochs.cov / np.sqrt(np.maximum(np.diag(epochs.cov), 0.0) + noise**2)[None, :]
     step_k = costs.cov / np.sqrt(np.maximum(np.diag(costs.cov), 0.0) + 1e-4)[None, :]
     # [outcome of b's epochs, outcome of b's epoch cost, cost of c, observed arm a]
@@ -323,7 +392,25 @@ def _after(epochs: Curve_, costs: Curve_, noise: float, mean: Array) -> Array:
     return expected
 
 
-def _run_costs(log_mean: Array, var: Array, best: float) -> tuple[Array, Array]:
+@cache
+def _quadrature() -> tuple[Array, Array]:
+    import os
+
+    import numpy as np
+
+    q = os.environ.get("Q", "h9")
+    if q[0] == "h":
+        nodes, weights = np.polynomial.hermite_e.hermegauss(int(q[1:]))
+        return nodes, weights / weights.sum()
+    from scipy.special import ndtri
+
+    n = int(q[1:])
+    nodes = ndtri((np.arange(n) + 0.5) / n)
+    nodes = nodes / np.sqrt(np.mean(nodes**2))
+    return nodes, np.full(n, 1.0 / n)
+
+
+def _run_costs(log_mean: Array, var: Array, best: float, fails: Array) -> tuple[Array, Array]:
     """Per arm: the expected cost of a recurrence that starts with it, and the cost at which to stop it.
 
     A run stopped at t has cost t and the recurrence starts again with the best arm: E[min(C, t)] + P(C > t) best,
@@ -333,11 +420,11 @@ def _run_costs(log_mean: Array, var: Array, best: float) -> tuple[Array, Array]:
     from scipy.special import ndtr
 
     sd = np.sqrt(var)
-    t = best * np.concatenate([np.linspace(1.0, 3.0, 17), [1e6]])
+    t = best * np.concatenate([np.linspace(LEAST_STOP, 4.0, 21), [1e4]])
     z = (np.log(t)[None, :] - log_mean[:, None]) / sd[:, None]
     below = np.exp(np.minimum(log_mean + 0.5 * var, 600.0))[:, None] * ndtr(z - sd[:, None])
-    above = ndtr(-z)
-    total = below + above * (t[None, :] + best)
+    above = fails[:, None] + (1.0 - fails[:, None]) * ndtr(-z)
+    total = (1.0 - fails[:, None]) * below + above * (t[None, :] + best)
     at = np.argmin(total, axis=1)
     rows = np.arange(len(at))
     return total[rows, at], np.where(at == len(t) - 1, np.inf, t[at])

@@ -46,7 +46,9 @@ class JobSpec:
         if not 0.0 <= self.eta <= 1.0:
             raise InvalidInput(f"eta weighs energy against time and lies in [0, 1], got {self.eta}.")
         if not self.beta >= 1.0:
-            raise InvalidInput(f"beta must be at least 1 (stop at beta times the least cost), got {self.beta}.")
+            raise InvalidInput(
+                f"beta must be at least 1 (stop at beta times the least cost), got {self.beta}."
+            )
         if self.window is not None and self.window < 1:
             raise InvalidInput(f"window must be at least 1 observation, or None for all, got {self.window}.")
         if not (math.isfinite(self.max_power_w) and self.max_power_w > 0.0):
@@ -192,7 +194,9 @@ class History:
         self.results: list[Result] = []
         self.abandoned: set[int] = set()
         self._done: set[int] = set()
+        self._open: dict[int, Decision] = {}
         self._profiles: dict[tuple[str, int], dict[float, tuple[float, float]]] = {}
+        self._seen: dict[tuple[JobSpec, str], list[Seen]] = {}  # what needs no translation is kept
 
     @classmethod
     def fold(cls, records: Iterable[Mapping[str, Any]]) -> History:
@@ -217,7 +221,7 @@ class History:
     @property
     def pending(self) -> list[Decision]:
         """Decisions that are neither done nor given up, oldest first."""
-        return [d for n, d in self.decisions.items() if n not in self._done and n not in self.abandoned]
+        return [d for n, d in self._open.items() if n not in self.abandoned]
 
     def done(self, number: int) -> bool:
         """Whether the result of a decision is known."""
@@ -240,6 +244,7 @@ class History:
     def add_decision(self, decision: Decision) -> None:
         """Remember a decision."""
         self.decisions[decision.number] = decision
+        self._open[decision.number] = decision
 
     def add_result(self, result: Result) -> None:
         """Remember a result; a second one for the same ticket is ignored (a retried message)."""
@@ -247,6 +252,7 @@ class History:
         if result.number in self._done:
             return
         self._done.add(result.number)
+        del self._open[result.number]
         self.abandoned.discard(result.number)  # it came after all
         self.results.append(result)
         if result.profile:
@@ -274,7 +280,9 @@ class History:
         here: dict[int, Profile] = {}
         for (kind, size), profile in self._profiles.items():
             usable = _usable(profile, spec)
-            known.setdefault(kind, {})[size] = best_limit(usable, eta=spec.eta, max_power_w=spec.max_power_w)[1]
+            known.setdefault(kind, {})[size] = best_limit(usable, eta=spec.eta, max_power_w=spec.max_power_w)[
+                1
+            ]
             if kind == device:
                 here[size] = usable
         mine = known.get(device, {})
@@ -283,25 +291,17 @@ class History:
         for kind, theirs in known.items():
             if kind != device:
                 foreign.update({b: cost * ratio[kind] for b, cost in theirs.items() if b not in mine})
-        seen = []
-        for result in self.results:
+        seen = self._seen.setdefault((spec, device), []) if set(known) <= {device} else []
+        for result in self.results[len(seen) :]:
             decision = self.decisions[result.number]
             size = decision.batch_size
             cost = spec.cost(result.energy_j, result.time_s)
             if decision.device != device:
                 here_cost = mine.get(size, foreign.get(size))
                 cost = cost if here_cost is None else result.epochs * here_cost
+            reached, explore, failed = result.reached, decision.explore, bool(result.error)
             seen.append(
-                Seen(
-                    result.number,
-                    size,
-                    result.epochs,
-                    cost,
-                    result.reached,
-                    decision.explore,
-                    decision.limit_w,
-                    bool(result.error),
-                )
+                Seen(result.number, size, result.epochs, cost, reached, explore, decision.limit_w, failed)
             )
         return View(spec, tuple(seen), tuple(self.pending), here, foreign)
 

@@ -31,8 +31,8 @@ class Policy(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def choose(self, view: View, number: int) -> Choice:
-        """The choice for decision ``number``."""
+    def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
+        """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
 
 
 def profiled_limit(view: View, batch_size: int) -> tuple[float | None, tuple[float, ...]]:

@@ -86,11 +86,10 @@ def make_policy(name: str, workload: Workload, eta: float) -> Policy:
         from penstock.recurring._curve import Curve  # needs numpy
 
         return Curve()
-    plain = {"zeus": Zeus, "default": Default, "grid": Grid}
+    plain: dict[str, Policy] = {"zeus": Zeus(), "default": Default(), "grid": Grid()}
     if name not in plain:
         raise InvalidInput(f"No policy {name!r}: there are ours, zeus, default, grid and oracle.")
-    policy: Policy = plain[name]()
-    return policy
+    return plain[name]
 
 
 def spec_of(workload: Workload, *, eta: float, beta: float, window: int | None, seed: int) -> JobSpec:
@@ -120,7 +119,9 @@ def simulate_run(workload: Workload, spec: JobSpec, choice: Choice, epochs: int 
     limit = choice.limit_w
     if limit is None or limit not in profile:
         candidates = measured or dict(profile)
-        limit = min(candidates, key=lambda w: spec.cost(candidates[w][0] * candidates[w][1], candidates[w][0]))
+        limit = min(
+            candidates, key=lambda w: spec.cost(candidates[w][0] * candidates[w][1], candidates[w][0])
+        )
     time_s, power_w = profile[limit]
     first_s = sum(t for t, _ in measured.values()) / len(measured) if measured else time_s
     first_j = sum(t * p for t, p in measured.values()) / len(measured) if measured else time_s * power_w
@@ -184,10 +185,12 @@ def replay(
         while queue and len(flying) < in_flight:
             recurrence, tries = queue.pop()
             if tries >= MAX_TRIES:
-                raise InvalidInput(f"{start.name} did not reach its target in {MAX_TRIES} tries: is it feasible?")
+                raise InvalidInput(
+                    f"{start.name} did not reach its target in {MAX_TRIES} tries: is it feasible?"
+                )
             now = world(recurrence)
             number = history.next_number
-            choice = policy.choose(history.view(spec), number)
+            choice = policy.choose(history.view(spec), number, retry=tries > 0)
             history.add_decision(_decision(choice, number))
             draw = draws[recurrence] if tries == 0 else luck.random()
             recorded = now.epochs[choice.batch_size]
@@ -224,7 +227,10 @@ def _step(spec: JobSpec, decision: Decision, result: Result, recurrence: int, op
     cost = spec.cost(result.energy_j, result.time_s)
     limit = decision.limit_w
     if limit is None:
-        limit = min(result.profile, key=lambda w: spec.cost(result.profile[w][0] * result.profile[w][1], result.profile[w][0]))
+        limit = min(
+            result.profile,
+            key=lambda w: spec.cost(result.profile[w][0] * result.profile[w][1], result.profile[w][0]),
+        )
     return Step(
         recurrence,
         decision.batch_size,

@@ -12,7 +12,15 @@ from pathlib import Path
 from penstock.core.errors import InvalidInput
 from penstock.recurring._cost import best_limit
 
-_TRAIN_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "learning_rate", "target_metric", "target_epoch")
+_TRAIN_COLUMNS = (
+    "dataset",
+    "network",
+    "batch_size",
+    "optimizer",
+    "learning_rate",
+    "target_metric",
+    "target_epoch",
+)
 _POWER_COLUMNS = (
     "dataset",
     "network",
@@ -94,7 +102,9 @@ class Workload:
             if math.isfinite(total) and (best is None or total < best[0]):
                 best = (total, size, limit)
         if best is None:
-            raise InvalidInput(f"No batch size of {self.name} ever reaches {self.target}: choose another target.")
+            raise InvalidInput(
+                f"No batch size of {self.name} ever reaches {self.target}: choose another target."
+            )
         return best[1], best[2], best[0]
 
 
@@ -137,7 +147,9 @@ def read_workloads(
         have = ", ".join(sorted({dataset for dataset, _ in both})) or "none"
         asked = ", ".join(missing) or "any"
         raise InvalidInput(f"No workload {asked} in {train} and {power}: they both have {have}.")
-    chosen.sort(key=lambda key: list(TABLE_1).index(plain(key[0])) if plain(key[0]) in TABLE_1 else len(TABLE_1))
+    chosen.sort(
+        key=lambda key: list(TABLE_1).index(plain(key[0])) if plain(key[0]) in TABLE_1 else len(TABLE_1)
+    )
     targets = {plain(k): v for k, v in (targets or {}).items()}
     defaults = {plain(k): v for k, v in (defaults or {}).items()}
     return [
@@ -159,7 +171,7 @@ def plain(name: str) -> str:
 
 
 def _named(key: tuple[str, str], wanted: Iterable[str]) -> bool:
-    return any(name and plain(key[0]).startswith(name) or plain(key[1]) == name for name in wanted)
+    return any((name and plain(key[0]).startswith(name)) or plain(key[1]) == name for name in wanted)
 
 
 def _read(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -169,7 +181,9 @@ def _read(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:
             names = [name.strip() for name in reader.fieldnames or ()]
             missing = [column for column in columns if column not in names]
             if missing:
-                raise InvalidInput(f"{path} lacks the column {', '.join(missing)}; it has {', '.join(names)}.")
+                raise InvalidInput(
+                    f"{path} lacks the column {', '.join(missing)}; it has {', '.join(names)}."
+                )
             reader.fieldnames = names
             rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
     except OSError as error:
@@ -303,7 +317,11 @@ def _hardest(rows: list[dict[str, str]], sizes: Sequence[int]) -> float:
     def steady(target: float) -> list[int]:
         return [b for b, epochs in table[target].items() if all(e is not None for e in epochs)]
 
-    able = [t for t in table if 2 * len(steady(t)) > len(sizes)] or [t for t in table if steady(t)] or list(table)
+    able = (
+        [t for t in table if 2 * len(steady(t)) > len(sizes)]
+        or [t for t in table if steady(t)]
+        or list(table)
+    )
 
     def hardness(target: float) -> float:
         taken = [e for b in steady(target) for e in table[target][b] if e is not None]

@@ -15,8 +15,8 @@ class Zeus(Policy):
 
     name: ClassVar[str] = "zeus"
 
-    def choose(self, view: View, number: int) -> Choice:
-        """The choice for decision ``number``."""
+    def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
+        """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         spec = view.spec
         bandit = ZeusBandit(
             spec.batch_sizes, spec.default, beta=spec.beta, window=spec.window, seed=spec.seed

@@ -83,6 +83,11 @@ class Pruning:
         self.default = default
         self._rounds_left = rounds
         self._expecting: int | None = None
+        self._down: list[int] = []
+        self._up: list[int] = []
+        self._good: list[int] = []
+        self._best_cost = math.inf
+        self._best = default
         self._begin()
 
     @property
@@ -113,7 +118,7 @@ class Pruning:
         at = self.batch_sizes.index(self.default)
         self._down = list(reversed(self.batch_sizes[: at + 1]))
         self._up = list(self.batch_sizes[at + 1 :])
-        self._good: list[int] = []
+        self._good = []
         self._best_cost, self._best = math.inf, self.default
         self._expecting = self.default
 
@@ -178,7 +183,9 @@ class ZeusBandit:
         if not sizes:
             raise InvalidInput("A bandit needs at least one batch size, got none.")
         if default not in sizes:
-            raise InvalidInput(f"The default batch size {default} is not one of {sizes}: add it, or pick one.")
+            raise InvalidInput(
+                f"The default batch size {default} is not one of {sizes}: add it, or pick one."
+            )
         if not beta >= 1.0:
             raise InvalidInput(f"beta must be at least 1 (stop at beta times the least cost), got {beta}.")
         if window is not None and window < 1:

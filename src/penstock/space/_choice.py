@@ -50,14 +50,13 @@ class Choice(Domain):
         plain = tuple(_plain(owner, value) for value in values)
         seen: dict[Hashable, Any] = {}
         for value in plain:
-            equal = seen.setdefault(_loose_key(value), value)
-            if equal is not value:
-                what = (
-                    f"{equal!r} and {value!r} are equal in Python"
-                    if repr(equal) != repr(value)
-                    else f"{value!r} is there twice"
-                )
+            loose = _loose_key(value)
+            if loose in seen:
+                equal = seen[loose]
+                twice = f"{value!r} is there twice"
+                what = twice if repr(equal) == repr(value) else f"{equal!r} and {value!r} are equal in Python"
                 refuse(owner, what, "Drop one, or use names (strings).")
+            seen[loose] = value
         keys = tuple(_key(value) for value in plain)
         index = {key: i for i, key in enumerate(keys)}
         for name, entry in (

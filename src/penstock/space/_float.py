@@ -96,13 +96,14 @@ class Float(Domain):
             step = as_float(owner, "step", step)
             if step <= 0:
                 refuse(owner, f"step {step!r} is not positive", "Give a step > 0, or None for no grid.")
-            if step > span:
+            low10, step10 = Decimal(repr(low)), Decimal(repr(step))
+            span10 = Decimal(repr(high)) - low10
+            if step10 > span10:
                 remedy = f"Use Choice({low!r}) for a constant, or a smaller step."
-                refuse(owner, f"step {step!r} is larger than the range {span!r}", remedy)
+                refuse(owner, f"step {step!r} is larger than the range {span10}", remedy)
             if step < 16 * math.ulp(largest):
                 refuse(owner, f"step {step!r} is too fine for doubles", "Drop step.")
-            low10, step10 = Decimal(repr(low)), Decimal(repr(step))
-            count = int((Decimal(repr(high)) - low10) // step10) + 1
+            count = int(span10 // step10) + 1
             if count > MOST_VALUES:
                 refuse(owner, f"step {step!r} makes {count} values", "Drop step.")
         else:

@@ -96,11 +96,7 @@ class Int(Domain):
     def from_unit(self, unit: float) -> int:
         """The value at ``unit``."""
         if self.log:
-            value = (
-                round(math.exp(self._origin + unit * self._span))
-                if -1.0 < unit < 2.0
-                else round(unit * self.high)
-            )
+            value = round(math.exp(self._origin + min(max(unit, 0.0), 1.0) * self._span))
             return self.low if value < self.low else self.high if value > self.high else value
         index = int(unit * self._count)
         if index >= self._count:

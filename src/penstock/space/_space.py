@@ -326,10 +326,7 @@ class Space:
                     raise SpaceError(f"{here}, but {value!r} is no value of {atom.name!r}: {error}") from None
             if not isinstance(parent, Float | Int):
                 raise SpaceError(f"{here}, but {atom.name!r} has no order. Use one_of({atom.name!r}, ...).")
-            least, most = (-math.inf, parent.high) if isinstance(atom, Above) else (parent.low, math.inf)
-            if not (least < value or isinstance(atom, Above)) or not (
-                value < most or isinstance(atom, Below)
-            ):
+            if value >= parent.high if isinstance(atom, Above) else value <= parent.low:
                 raise SpaceError(
                     f"{here}, which never holds: {atom.name!r} is {parent!r}. "
                     f"Give a bound between {parent.low!r} and {parent.high!r}."

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from penstock.core.errors import StoreError
+from penstock.core.errors import StoreCorrupt
 from penstock.store._record import Row
 
 T = TypeVar("T")
@@ -63,5 +63,11 @@ def damaged(error: BaseException) -> bool:
     return str(getattr(error, "sqlstate", "") or "") in {"XX001", "XX002"}  # PostgreSQL's data_corrupted
 
 
-class Damaged(StoreError):
-    """Stored data doesn't read. Internal: ``SqlStore`` says which record."""
+class Damaged(StoreCorrupt):
+    """The database itself can't read what it stored. ``SqlStore`` says which record, where it is one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} The database is damaged. Copy what reads: penstock.store.salvage(damaged, new)."
+        )
+        self.what = what

@@ -69,7 +69,7 @@ class FileLock:
         fd, self._fd = self._fd, None
         if fd is not None:
             with suppress(OSError):
-                os.unlink(self._path)
+                os.unlink(self._path)  # still locked: nobody can lock this file and see it vanish later
             os.close(fd)
 
     def _forget(self) -> None:

@@ -30,20 +30,17 @@ def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> St
         if not write:
             raise InvalidInput("A store in memory starts empty: open it with write=True, or give a path.")
         return SqlStore(SqliteBackend(None, write=True), write=True)
+    path = sqlite_path(url_or_path)
+    if path is not None:
+        return SqlStore(SqliteBackend(path, write=write), write=write)
     text = os.fspath(url_or_path)
-    scheme, colon, rest = text.partition("://")
-    if not colon:
-        if not text:
-            raise InvalidInput("The path of a store can't be empty. Give one, e.g. study.db.")
-        return SqlStore(SqliteBackend(Path(text), write=write), write=write)
+    scheme, _, rest = text.partition("://")
+    if scheme == "sqlite" and rest in ("", "/", "/:memory:"):
+        return open_store(None, write=write)
     if scheme == "sqlite":
-        if rest in ("", "/", "/:memory:"):
-            return open_store(None, write=write)
-        if not rest.startswith("/"):
-            raise InvalidInput(
-                f"{text!r} isn't the URL of a file. Use sqlite:///relative or sqlite:////absolute."
-            )
-        return SqlStore(SqliteBackend(Path(rest[1:]), write=write), write=write)
+        raise InvalidInput(
+            f"{text!r} isn't the URL of a file. Use sqlite:///relative or sqlite:////absolute."
+        )
     if scheme.partition("+")[0] in ("postgresql", "postgres"):
         from penstock.store._postgres import PostgresBackend
 
@@ -51,3 +48,16 @@ def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> St
     raise InvalidInput(
         f"Can't open a store with scheme {scheme!r}. Use a path, sqlite:///path, or postgresql://user@host/database."
     )
+
+
+def sqlite_path(url_or_path: str | os.PathLike[str]) -> Path | None:
+    """The file that a path or URL names; None where it names something else."""
+    text = os.fspath(url_or_path)
+    scheme, colon, rest = text.partition("://")
+    if not text:
+        raise InvalidInput("The path of a store can't be empty. Give one, e.g. study.db.")
+    if not colon:
+        return Path(text)
+    if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
+        return Path(rest[1:])
+    return None

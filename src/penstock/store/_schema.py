@@ -43,18 +43,28 @@ heads = sa.Table(
     sa.Column("crc", sa.BigInteger, nullable=False),
 )
 
+SEQ_BITS = 40
+
+# Clustered by a key made of study and number: one tree in journal order, whose data is in its leaves alone. So an
+# append touches the last page, and a lost inner page of an SQLite file takes no record with it (see _pages).
 events = sa.Table(
     "penstock_events",
     metadata,
-    sa.Column("study", _id, primary_key=True, autoincrement=False),
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", _id, primary_key=True, autoincrement=False),
+    sa.Column("study", _id, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("trial", sa.BigInteger),
     sa.Column("time_s", sa.Double, nullable=False),
     sa.Column("data", sa.Text, nullable=False),
     sa.Column("crc", sa.BigInteger, nullable=False),
-    sqlite_with_rowid=False,  # one tree in journal order: an append touches the last page alone
 )
+
+
+def event_id(study: int, seq: int) -> int:
+    """The key of a record."""
+    return (study << SEQ_BITS) + seq
+
 
 # What `cut` set aside. Any content: these records may be damaged.
 cut_records = sa.Table(

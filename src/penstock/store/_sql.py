@@ -15,15 +15,15 @@ from penstock.core.errors import InvalidInput, StoreCorrupt, StoreError
 from penstock.store._backend import Backend, Damaged
 from penstock.store._base import Store, StudyEntry
 from penstock.store._record import checksum, first_checksum, from_json, to_event, to_json, to_rows
-from penstock.store._schema import cut_records, events, heads, kv, studies
+from penstock.store._schema import cut_records, event_id, events, heads, kv, studies
 
 _CHUNK = 4096  # records per query: short transactions, so that a slow reader holds up no checkpoint
 
 _COLUMNS = (events.c.seq, events.c.kind, events.c.trial, events.c.time_s, events.c.data, events.c.crc)
 _PAGE = (
     sa.select(*_COLUMNS)
-    .where(events.c.study == sa.bindparam("study"), events.c.seq > sa.bindparam("after"))
-    .order_by(events.c.seq)
+    .where(events.c.id > sa.bindparam("after"), events.c.id < sa.bindparam("end"))
+    .order_by(events.c.id)
     .limit(sa.bindparam("rows"))
 )
 _HEAD = sa.select(heads.c.events, heads.c.crc).where(heads.c.study == sa.bindparam("study"))
@@ -87,7 +87,9 @@ class SqlStore(Store):
             if connection.execute(sa.select(studies.c.id).where(studies.c.name == name)).first() is not None:
                 return None
             values = {"name": name, "created_s": now_s, "spec": text, "work": work}
-            study: int = connection.execute(studies.insert().values(values).returning(studies.c.id)).scalar_one()
+            study: int = connection.execute(
+                studies.insert().values(values).returning(studies.c.id)
+            ).scalar_one()
             values = {"study": study, "events": 0, "crc": first_checksum(study)}
             connection.execute(heads.insert().values(values))
             return study
@@ -190,11 +192,11 @@ class SqlStore(Store):
         def change(connection: sa.Connection) -> int:
             crc: Any = first_checksum(study)
             if keep:
-                query = sa.select(events.c.crc).where(events.c.study == study, events.c.seq == keep)
+                query = sa.select(events.c.crc).where(events.c.id == event_id(study, keep))
                 crc = connection.execute(query).scalar()
             if keep < 0 or crc is None:
                 raise InvalidInput(f"Can't keep {keep} records of study {study}: it hasn't so many.")
-            gone = (events.c.study == study) & (events.c.seq > keep)
+            gone = (events.c.id > event_id(study, keep)) & (events.c.id < event_id(study + 1, 0))
             columns = ["cut_s", "study", *(column.name for column in _COLUMNS)]
             rows = sa.select(sa.literal(time.time()), events.c.study, *_COLUMNS).where(gone)
             connection.execute(cut_records.insert().from_select(columns, rows))
@@ -203,13 +205,7 @@ class SqlStore(Store):
             connection.execute(head)
             return int(count)
 
-        try:
-            return self._backend.write(change)
-        except Damaged as error:
-            raise StoreCorrupt(
-                f"{error} The damage is in the database itself, so nothing can be cut. "
-                "Copy what still reads with penstock.store.salvage(damaged, new) and go on with the copy."
-            ) from error
+        return self._backend.write(change)
 
     def get(self, key: str) -> Any | None:
         """A JSON value that outlives studies, or None."""
@@ -249,12 +245,7 @@ class SqlStore(Store):
 
     def _rows(self, query: sa.Executable, **values: Any) -> Sequence[_Row]:
         self._check_open()
-        try:
-            return self._backend.read(lambda connection: connection.execute(query, values).fetchall())
-        except Damaged as error:
-            raise StoreCorrupt(
-                f"{error} Copy what still reads with penstock.store.salvage(damaged, new)."
-            ) from error
+        return self._backend.read(lambda connection: connection.execute(query, values).fetchall())
 
     def _read_head(self, study: int) -> _Head | None:
         rows = self._rows(_HEAD, study=study)
@@ -298,19 +289,19 @@ class SqlStore(Store):
         """Up to ``rows`` rows; where the database can't read them all, those before the first that fails."""
         self._check_open()
 
-        values = {"study": study, "after": after, "rows": rows}
+        values = {"after": event_id(study, after), "end": event_id(study + 1, 0), "rows": rows}
         try:
             return self._backend.read(lambda connection: connection.execute(_PAGE, values).fetchall())
         except Damaged as error:
             if rows == 1:
-                raise self._corrupt(study, after + 1, str(error)) from error
+                raise self._corrupt(study, after + 1, error.what) from error
         return self._page(study, after, max(1, rows // 4))
 
     def _corrupt(self, study: int, record: int, why: str) -> StoreCorrupt:
         return StoreCorrupt(
-            f"Record {record} of study {study} in {self.url} doesn't read back: {why}. The {record - 1} before "
-            "it are sound. Back up the store, then set the rest aside with Store.cut(study, keep="
-            f"{record - 1}), as a resume does."
+            f"Record {record} of study {study} in {self.url} doesn't read back: {why.rstrip('.')}. The {record - 1} "
+            "before it are sound. Back up the store, then set the rest aside with Store.cut(study, keep="
+            f"{record - 1}) or copy what reads with penstock.store.salvage(damaged, new)."
         )
 
     def _unknown(self, study: int) -> InvalidInput:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from penstock.core.errors import StoreError, StoreUnwritable
+from penstock.core.errors import PenstockError, StoreError, StoreUnwritable
 from penstock.store import _schema
 from penstock.store._backend import Backend, Damaged, damaged
 from penstock.store._filelock import FileLock
@@ -26,9 +26,7 @@ _BUSY_S = 30.0
 _WAL_PAGES = 4000  # a checkpoint every 16 MB: each one syncs both files
 _WAL_KEPT_BYTES = 64 << 20
 
-_INSERT = (
-    "INSERT INTO penstock_events (study, seq, kind, trial, time_s, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
+_INSERT = "INSERT INTO penstock_events (id, study, seq, kind, trial, time_s, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ADVANCE = "UPDATE penstock_heads SET events = ?, crc = ? WHERE study = ? AND events = ? AND crc = ?"
 _GET = "SELECT value FROM penstock_kv WHERE key = ?"
 _PUT = "INSERT INTO penstock_kv (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -77,6 +75,10 @@ class SqliteBackend(Backend):
                 self._connection.rollback()
         except sa.exc.DBAPIError as error:
             raise self._words(error, "read") from error.orig
+        except PenstockError:
+            raise
+        except (ValueError, TypeError, OverflowError) as error:  # what the driver makes of bytes gone wrong
+            raise Damaged(f"{self.url} can't be read: {error}.") from error
 
     def write(self, change: Callable[[sa.Connection], T]) -> T:
         """Run a change in one transaction."""
@@ -110,11 +112,12 @@ class SqliteBackend(Backend):
     def append(self, study: int, before: tuple[int, int], rows: Sequence[Row]) -> bool:
         """Write rows and the new head, unless the head is another one."""
         head = (rows[-1][0], rows[-1][5], study, *before)
+        base = _schema.event_id(study, 0)
 
         def change(connection: sa.Connection) -> bool:
             if connection.exec_driver_sql(_ADVANCE, head).rowcount != 1:
                 return False
-            connection.exec_driver_sql(_INSERT, [(study, *row) for row in rows])
+            connection.exec_driver_sql(_INSERT, [(base + row[0], study, *row) for row in rows])
             return True
 
         return self.write(change)
@@ -131,13 +134,10 @@ class SqliteBackend(Backend):
         self._locks.clear()
 
     def _open(self) -> None:
-        path, reader = self._path, self._reader
-        if path is not None and reader is not None and path.exists() and path.stat().st_size:
+        path = self._path
+        if path is not None and path.exists() and path.stat().st_size:
             # Look before touching anything: it may be another program's file.
-            try:
-                reader.read(lambda connection: _check_ours(connection, self.url))
-            except sa.exc.DBAPIError as error:
-                raise self._words(error, "read") from error.orig
+            self.read(lambda connection: _check_ours(connection, self.url))
         name = ":memory:" if path is None else _uri(path, "rwc")
         engine = sa.create_engine(
             "sqlite://", creator=lambda: _connect(name), poolclass=sa.StaticPool, hide_parameters=True
@@ -207,7 +207,7 @@ class _Reader:
             try:
                 with self._engine.connect() as connection:
                     result = query(connection)
-            except (sa.exc.DBAPIError, StoreError):
+            except Exception:
                 if before == self._stamp():
                     raise
                 continue
@@ -226,7 +226,10 @@ class _Reader:
 
     def _connect(self) -> sqlite3.Connection:
         mode = "ro" if _size(self._wal) else "ro&immutable=1"
-        return _connect(_uri(self._path, mode))
+        connection = _connect(_uri(self._path, mode))
+        # Nothing is written here, but only so does SQLite read what is left of a file that was cut off.
+        connection.execute("PRAGMA writable_schema = ON")
+        return connection
 
 
 def _size(path: Path) -> int:
@@ -276,6 +279,13 @@ def _check_path(path: Path, *, write: bool) -> None:
         raise StoreError(f"{path} is a folder. Give the path of a file in it, e.g. {path / 'study.db'}.")
     if not path.parent.is_dir():
         raise StoreError(f"The folder {path.parent} doesn't exist. Create it first: mkdir -p {path.parent}")
+    if write:
+        # Asked first, because SQLite opens what it may not write and leaves side files while finding out.
+        for each in (path.parent, path):
+            if each.exists() and not os.access(each, os.W_OK):
+                raise StoreUnwritable(
+                    f"{path} can't be written: {each} isn't writable. Change that, or its path."
+                )
     if not path.exists():
         if not write:
             raise StoreError(

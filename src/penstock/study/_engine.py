@@ -220,6 +220,12 @@ class Engine:
         """Whether nothing runs, nothing waits and nothing more will come."""
         return not self.queue and not self.running and self.setup.scheduler.done
 
+    @property
+    def finished(self) -> bool:
+        """After a replay: whether the journal tells of a study that was run to its end."""
+        closed = self.state.closed
+        return closed is not None and closed.reason == "finished" and self.setup.scheduler.done
+
     def _units(self, free: Sequence[Free]) -> int:
         """How many segments could start (or be queued behind others) on what is free."""
         whole, fractions, backlog = 0, 0, 0

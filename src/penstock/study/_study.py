@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from penstock.core import (
     SessionOpened,
     StudyState,
     TrialRecord,
+    VirtualClock,
 )
 from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.execute import Executor, Job, Launch, Local
@@ -203,7 +205,7 @@ class Study:
             engine = self._engine()
             self._state = engine.state
             _read_journal(store, self._entry, engine)
-            if engine.done and engine.state.trials and engine.state.closed is not None:
+            if engine.finished:
                 return self
             files = folder_of(store, self._entry.id, self._files)
             files.mkdir(parents=True, exist_ok=True)
@@ -484,11 +486,14 @@ class _Session:
     def _now(self) -> float:
         return self._executor.clock.now_s()
 
-    def _timeout_s(self) -> float:
-        limit = self._study.budget.time_s
-        if limit is None:
-            return _TICK_S
-        return min(_TICK_S, max(0.0, limit - self._spent().time_s))
+    def _timeout_s(self) -> float | None:
+        """How long to wait for events: a tick, so that signals are noticed; a virtual clock has no ticks."""
+        tick_s = None if isinstance(self._executor.clock, VirtualClock) else _TICK_S
+        limit_s = self._study.budget.time_s
+        if limit_s is None or self._leave is not None:
+            return tick_s
+        left_s = max(0.0, limit_s - self._spent().time_s)
+        return left_s if tick_s is None else min(tick_s, left_s)
 
     def _spent(self) -> Spent:
         state = self._engine.state
@@ -596,6 +601,7 @@ def _compose(scheduler: Any, sampler: Any, budget: Budget) -> tuple[Scheduler, S
         raise InvalidInput(
             "This study has no end: give Full(trials=...) or budget=Budget(trials=...), (time_s=...) or the like."
         )
-    return scheduler, sampler
+    # Of its own: an object given to two studies is started by neither of them.
+    return copy.copy(scheduler), copy.copy(sampler)
 
 

@@ -37,11 +37,12 @@ def _programs() -> Path:
 class PostgresServer:
     """A running server. ``url`` connects to its one database by TCP; made by ``postgres_server``."""
 
-    def __init__(self, folder: Path, programs: Path, user: str | None, port: int) -> None:
+    def __init__(self, folder: Path, programs: Path, user: str | None, port: int, *, durable: bool) -> None:
         self._folder = folder
         self._programs = programs
         self._user = user
         self._port = port
+        self._fsync = "on" if durable else "off"
 
     @property
     def url(self) -> str:
@@ -52,7 +53,7 @@ class PostgresServer:
         """Start it and wait until it answers."""
         settings = (
             f"-c listen_addresses=127.0.0.1 -c port={self._port} -c unix_socket_directories={self._folder} "
-            "-c max_connections=50 -c shared_buffers=16MB"
+            f"-c max_connections=50 -c shared_buffers=16MB -c fsync={self._fsync}"
         )
         self._run("pg_ctl", "start", "-w", "-D", "data", "-l", "log", "-o", settings)
 
@@ -120,8 +121,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
     """A server with an empty database, for as long as the context lasts.
+
+    Args:
+        durable: Whether it syncs to disk. Tests don't pull the plug, benchmarks want it.
 
     Raises:
         Unsupported: There are no server programs here; says what to install.
@@ -131,7 +135,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         if user is not None:
             shutil.chown(folder, user)
-        server = PostgresServer(folder, programs, user, _free_port())
+        server = PostgresServer(folder, programs, user, _free_port(), durable=durable)
         try:
             server._make()
             yield server

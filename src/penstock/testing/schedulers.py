@@ -47,9 +47,14 @@ def _dominates(a: Values, b: Values) -> bool:
 def smooth_loss(seed: int, objectives: int = 1) -> Loss:
     """Losses that fall with the epochs towards a floor of each trial's own; curves may cross."""
 
+    curves: dict[int, list[tuple[float, float]]] = {}
+
     def loss(trial: Trial, epoch: int) -> Values:
-        random = Random(f"{seed} {trial.id}")
-        return tuple(random.random() + random.random() / epoch for _ in range(objectives))
+        curve = curves.get(trial.id)
+        if curve is None:
+            random = Random(f"{seed} {trial.id}")
+            curve = curves[trial.id] = [(random.random(), random.random()) for _ in range(objectives)]
+        return tuple(floor + fall / epoch for floor, fall in curve)
 
     return loss
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -260,20 +261,37 @@ class StoreSuite:
             store.append(study, numbered(0, 1))
 
     def test_children_do_not_inherit_the_lock(self, url: str) -> None:
-        """Children that outlive the writer, spawned or forked, don't keep the study locked."""
+        """Children that outlive a killed writer, spawned or forked, don't keep the study locked."""
         with open_store(url, write=True) as store:
             study = store.create("first", {}, None).id
-            store.lock(study)
-            with (
-                subprocess.Popen(
-                    [sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False
-                ) as child,
-                forked(lambda: time.sleep(600)),
-            ):
-                store.close()
-                with open_store(url, write=True) as again:
-                    again.lock(study)
-                child.kill()
+        told, tell = os.pipe()
+
+        def body() -> None:
+            writer = open_store(url, write=True)
+            writer.lock(study)
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            spawned = subprocess.Popen(command, close_fds=False)
+            forked_child = os.fork()
+            if forked_child:
+                os.write(tell, f"{spawned.pid} {forked_child}".encode())
+            time.sleep(600)
+
+        children: list[int] = []
+        try:
+            with forked(body) as writer, open_store(url, write=True) as store:
+                children = [int(pid) for pid in os.read(told, 100).split()]
+                with pytest.raises(StoreLocked, match=str(writer)):
+                    store.lock(study)
+                os.kill(writer, signal.SIGKILL)
+                os.waitpid(writer, 0)
+                _lock_soon(store, study)
+                for child in children:
+                    os.kill(child, 0)  # still alive
+        finally:
+            os.close(told)
+            os.close(tell)
+            for child in children:
+                os.kill(child, signal.SIGKILL)
 
     def test_a_forked_child_cannot_write(self, store: Store, study: int, url: str) -> None:
         """A fork that uses its parent's store is told so and does the parent no harm."""
@@ -388,11 +406,10 @@ class StoreSuite:
         for statement in damage.split(";"):
             sql(statement)
         with open_store(url, write=False) as reader:
-            read = []
+            reading = reader.read(study)
+            assert [event for _, event in islice(reading, record - 1)] == numbered(0, record - 1)
             with pytest.raises(StoreCorrupt, match=rf"Record {record} of study {study}\b"):
-                for _, event in reader.read(study):
-                    read.append(event)
-            assert read == numbered(0, record - 1)
+                next(reading)
             assert reader.tail_ok(study) == record - 1
         with open_store(url, write=True) as writer:
             writer.lock(study)
@@ -402,6 +419,22 @@ class StoreSuite:
             writer.append(study, numbered(50, 52))
             assert [event for _, event in writer.read(study)] == numbered(0, record - 1) + numbered(50, 52)
             assert writer.tail_ok(study) == writer.find().events == record + 1
+
+    def test_a_record_of_another_journal_does_not_fit(
+        self, store: Store, study: int, sql: Callable[[str], Any]
+    ) -> None:
+        """A record that is sound where it comes from is found where it doesn't belong, by the chain."""
+        other = store.create("other", {}, None).id
+        store.lock(other)
+        store.append(study, numbered(0, 10))
+        store.append(other, numbered(100, 110))
+        columns = ("trial", "time_s", "data", "crc")
+        source = f"FROM penstock_events o WHERE o.study = {other} AND o.seq = 5"
+        values = ", ".join(f"{name} = (SELECT o.{name} {source})" for name in columns)
+        sql(f"UPDATE penstock_events SET {values} WHERE study = {study} AND seq = 5")
+        with pytest.raises(StoreCorrupt, match=rf"Record 5 of study {study}\b"):
+            list(store.read(study))
+        assert [event for _, event in store.read(other)] == numbered(100, 110)
 
     def test_cut_bounds(self, store: Store, study: int) -> None:
         """A cut keeps what it is told to keep; what isn't there can't be kept."""
@@ -448,7 +481,7 @@ class StoreSuite:
     def test_update(self, store: Store) -> None:
         """``update`` sees the old value, returns the new one, and changes nothing if it fails."""
         assert store.update("n", lambda old: [old]) == [None]
-        assert store.update("n", lambda old: [*old, 2]) == [None, 2]
+        assert store.update("n", lambda old: [*(old or []), 2]) == [None, 2]
 
         def fail(old: Any) -> Any:
             raise RuntimeError("no")

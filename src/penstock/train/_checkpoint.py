@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,11 +13,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, final
+from typing import IO, Any, Protocol, TypeAlias, cast, final
 
-Report: TypeAlias = tuple[
-    int, dict[str, float], float | None, tuple[float, str, int, float] | None
-]
+Report: TypeAlias = tuple[int, dict[str, float], float | None, tuple[float, str, int, float] | None]
 """Epoch (counted from 1), metrics, seconds and energy (value, unit, source, uncertainty) of one report."""
 
 _MAGIC = b"PNSTCKP1"
@@ -97,11 +96,12 @@ def load(file: IO[bytes], form: str, device: str) -> Any:
     if form == "pickle":
         return pickle.load(file)
     import torch
-    from torch.serialization import default_restore_location
+
+    restore: Any = torch.serialization.default_restore_location
 
     def place(storage: Any, location: str) -> Any:
         # What lay on the CPU stays there (random states must); the rest follows the trial to its device.
-        return default_restore_location(storage, location if location == "cpu" else device)
+        return restore(storage, location if location == "cpu" else device)
 
     return torch.load(file, map_location=place, weights_only=False)
 
@@ -114,13 +114,18 @@ class _Tally(io.RawIOBase):
         self._file = file
         self.length = 0
         self.crc = 0
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._file.write(view)
+        try:
+            self._file.write(view)
+        except OSError as error:
+            self.error = error  # torch would tell of it in other words
+            raise
         self.length += len(view)
         self.crc = zlib.crc32(view, self.crc)
         return len(view)
@@ -272,8 +277,9 @@ class FileCheckpoints:
             if epoch > self._start and (self._until is None or epoch <= self._until)
         ]
         before: list[tuple[Path, bool]] = []
-        if self._named is not None:
-            before.append((self._files / self._named, False))
+        named = None if self._named is None else self._files / self._named
+        if named is not None and all(path != named for path, _ in inside):  # those are checked more strictly
+            before.append((named, False))
         if self._copy_from is None:
             before += [(path, False) for epoch, path in own if epoch <= self._start]
         else:
@@ -283,6 +289,7 @@ class FileCheckpoints:
 
     def find(self) -> Found | None:
         """The newest complete checkpoint the segment may go on from."""
+        self._sweep()
         for path, strict in self._candidates():
             facts = _read(path)
             if facts is None or facts.study != self._study:
@@ -297,6 +304,13 @@ class FileCheckpoints:
             return Found(facts.epoch, reports, _loader(path, facts))
         return None
 
+    def _sweep(self) -> None:
+        """Remove what a killed worker left half-written. A trial runs in one worker at a time."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._files / self._folder):
+                if name.startswith(".") and name.endswith(".tmp"):
+                    os.unlink(self._files / self._folder / name)
+
     def stage(self, state: Any) -> None:
         """Serialise ``state`` into a file beside the checkpoints."""
         self.discard()
@@ -306,10 +320,13 @@ class FileCheckpoints:
         file = path.open("wb")
         tally = _Tally(file)
         try:
-            form = dump(state, tally)
+            form = dump(state, cast(IO[bytes], tally))
         except BaseException:
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()
             path.unlink(missing_ok=True)
+            if tally.error is not None:
+                raise tally.error from None
             raise
         self._staged = (path, file, tally, form)
 
@@ -340,7 +357,8 @@ class FileCheckpoints:
         if self._staged is not None:
             path, file, _, _ = self._staged
             self._staged = None
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()
             path.unlink(missing_ok=True)
 
 

@@ -122,6 +122,8 @@ class Source(ABC):
         if drop_last:
             total -= total % size
             order = order[:total] if order is not None else None
+        if total == 0:
+            return
         skip, per_chunk = start, rows // size
         first = skip // per_chunk
         skip -= first * per_chunk
@@ -131,7 +133,7 @@ class Source(ABC):
             if done + rows > total:
                 chunk = [leaf[: total - done] for leaf in chunk]
             done += rows
-            pieces: Iterator[Any] = zip(*(leaf.split(size) for leaf in chunk), strict=True)
+            pieces: Iterator[Any] = zip(*(_split(leaf, size) for leaf in chunk), strict=True)
             for _ in range(skip):
                 next(pieces, None)
             skip = 0
@@ -148,7 +150,7 @@ class Source(ABC):
 class Preloaded(Source):
     """Samples that lie on the device."""
 
-    def __init__(self, tree: Batch, device: torch.device, *, smallest: int = 1) -> None:
+    def __init__(self, tree: Batch, device: torch.device) -> None:
         leaves, self.rebuild = flatten(tree)
         self.n = _length(leaves)
         self.pair = isinstance(tree[0], Tensor) and isinstance(tree[1], Tensor)
@@ -170,11 +172,11 @@ class Preloaded(Source):
     def chunks(self, order: Tensor | None, rows: int, first: int) -> Iterator[Sequence[Tensor]]:
         if order is None:
             if first:
-                yield from zip(*(leaf[first * rows :].split(rows) for leaf in self.leaves), strict=True)
+                yield from zip(*(_split(leaf[first * rows :], rows) for leaf in self.leaves), strict=True)
             else:
-                yield from zip(*(leaf.split(rows) for leaf in self.leaves), strict=True)
+                yield from zip(*(_split(leaf, rows) for leaf in self.leaves), strict=True)
             return
-        indices = order.to(self.device).split(rows)
+        indices = _split(order.to(self.device), rows)
         # Two buffers in turn: writing over a batch that is still in use would be seen by nobody.
         rings = [self._take(rows) for _ in range(min(2, len(indices)))]
         try:
@@ -193,7 +195,9 @@ class Preloaded(Source):
             size, ring = self._free.pop()
             if size == rows:
                 return ring
-        return [torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device=self.device) for leaf in self.leaves]
+        return [
+            torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device=self.device) for leaf in self.leaves
+        ]
 
 
 @final
@@ -239,7 +243,7 @@ class Streamed(Source):
         return leaves
 
     def chunks(self, order: Tensor | None, rows: int, first: int) -> Iterator[Sequence[Tensor]]:
-        indices = (torch.arange(self.n) if order is None else order.cpu()).split(rows)[first:]
+        indices = _split(torch.arange(self.n) if order is None else order.cpu(), rows)[first:]
         # At most `depth` chunks wait: memory stays bounded however slow the training is.
         line: queue.Queue[list[Tensor] | BaseException] = queue.Queue(maxsize=self.depth)
         closed = threading.Event()
@@ -272,6 +276,12 @@ class Streamed(Source):
         finally:
             closed.set()
             thread.join()
+
+
+def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Views of ``size`` rows each."""
+    views: Any = torch.split
+    return tuple(views(rows, size))
 
 
 def _length(leaves: Sequence[Tensor]) -> int:
@@ -344,10 +354,10 @@ def load_split(data: Any, device: torch.device, *, limit_bytes: int | None, prel
     if preload is False or (preload is None and streamed.nbytes > limit):
         return streamed
     # Preprocessed once: every sample goes through the dataset's transforms a single time per worker.
-    rows = max(1, min(1024, streamed.n))
+    block = min(1024, streamed.n)
     pieces = [
-        flatten(_pair(default_collate([data[i] for i in range(low, min(low + rows, streamed.n))])))[0]
-        for low in range(0, streamed.n, rows)
+        flatten(_pair(default_collate([data[i] for i in range(low, min(low + block, streamed.n))])))[0]
+        for low in range(0, streamed.n, block)
     ]
     whole = [torch.cat(column) for column in zip(*pieces, strict=True)]
     return Preloaded(streamed.rebuild(whole), device)

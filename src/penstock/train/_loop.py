@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 import math
+import os
+import pickle
 import random
 import sys
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
@@ -69,18 +76,56 @@ def train(task: Task, run: RunLike) -> None:
         bounded = getattr(run, "until", None) is not None
         if not bounded and trainer.epoch >= task.epochs:
             return
+        file = _step_file(task, run)
         for _ in run.epochs():
             if explores:
                 metrics = trainer.explore(options)
+            elif file is None:
+                metrics = trainer.train_epoch()
             else:
-                metrics = trainer.train_epoch(save=run.save)
+                metrics = _train_epoch_saving(trainer, file)
             over = not explores and task.target is not None and task.target.reached(metrics)
             over = over or (not bounded and trainer.epoch >= task.epochs)
-            if over or explores or trainer.epoch % task.checkpoint_epochs == 0 or _is_last(run, trainer.epoch):
+            if (
+                over
+                or explores
+                or trainer.epoch % task.checkpoint_epochs == 0
+                or _is_last(run, trainer.epoch)
+            ):
                 run.save(trainer.state())
             run.report(**metrics)
             if over:
                 return
+
+
+def _step_file(task: Task, run: RunLike) -> Path | None:
+    """Where checkpoints within an epoch go: beside the trial's own files, for the Run's count whole epochs."""
+    if task.checkpoint_steps is None:
+        return None
+    folder = getattr(run, "folder", None)
+    return None if folder is None else Path(folder) / "step.ckpt"
+
+
+def _train_epoch_saving(trainer: Trainer, file: Path) -> dict[str, float]:
+    """An epoch with checkpoints within it, from the one an interrupted worker left, if it fits."""
+    base = trainer.fingerprint()
+    try:
+        kept = torch.load(file, map_location=trainer.device, weights_only=False)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile):
+        kept = None  # none, or one that a power cut damaged: the epoch starts from its beginning
+    if kept is not None and kept["base"] == base:
+        kept["state"]["random"] = {
+            key: value.cpu() if isinstance(value, Tensor) else value
+            for key, value in kept["state"]["random"].items()
+        }
+        trainer.load_state(kept["state"])
+
+    def save(state: Any) -> None:
+        part = file.with_suffix(".tmp")
+        torch.save({"base": base, "state": state}, part)
+        os.replace(part, file)
+
+    return trainer.train_epoch(save=save)
 
 
 def _is_last(run: RunLike, epoch: int) -> bool:
@@ -123,6 +168,8 @@ class Trainer:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
         self.model: torch.nn.Module = model.to(self.device)
+        if any(torch.nn.parameter.is_lazy(p) for p in self.model.parameters()):
+            self._materialise()
         if lr is None and lr_is_found and "lr" not in self.config:
             lr = 0.0  # a scheduler that explores the learning rate sets it before the first step
         self._needs_lr = lr == 0.0
@@ -144,6 +191,14 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
+
+    def _materialise(self) -> None:
+        """Let lazy layers see a batch: an optimizer needs their parameters."""
+        inputs, _ = next(self.data.train.batches(min(2, self.data.train.n)))
+        self.model.eval()
+        with torch.no_grad():
+            (self.task.forward or _forward)(self.model, inputs)
+        self.model.train()
 
     # ------------------------------------------------------------ learning rate
 
@@ -209,10 +264,15 @@ class Trainer:
         metrics.setdefault("loss", train_loss)
         return {**metrics, "train_loss": train_loss}
 
-    def _run_steps_saving(self, batches: Iterator[Any], every: int, save: Callable[[Any], None] | None) -> None:
-        for batch in batches:
-            self.run_steps((batch,))
-            if save is not None and self.step % every == 0 and self.step < self.steps_per_epoch:
+    def _run_steps_saving(
+        self, batches: Iterator[Any], every: int, save: Callable[[Any], None] | None
+    ) -> None:
+        while self.step < self.steps_per_epoch:
+            before = self.step
+            self.run_steps(itertools.islice(batches, every - before % every))
+            if self.step == before:
+                return
+            if save is not None and self.step < self.steps_per_epoch:
                 save(self.state())
 
     def run_steps(self, batches: Iterable[Any]) -> None:
@@ -276,14 +336,18 @@ class Trainer:
             loss = self.task.loss(output, targets)
         name = getattr(self.task.loss, "__name__", type(self.task.loss).__name__)
         if not isinstance(loss, Tensor):
-            raise InvalidInput(f"loss={name} returned a {type(loss).__name__}; it must return a scalar tensor.")
+            raise InvalidInput(
+                f"loss={name} returned a {type(loss).__name__}; it must return a scalar tensor."
+            )
         if loss.numel() != 1:
             raise InvalidInput(
                 f"loss={name} returned a tensor of shape {tuple(loss.shape)}; it must return a scalar: "
                 'take the mean (reduction="mean").'
             )
         if not loss.requires_grad:
-            raise InvalidInput(f"loss={name} gave a loss without a gradient: is it detached, or every weight frozen?")
+            raise InvalidInput(
+                f"loss={name} gave a loss without a gradient: is it detached, or every weight frozen?"
+            )
         # The look must leave no trace: batch norm has moved its statistics and dropout the generator.
         with torch.no_grad():
             for key, buffer in self.model.named_buffers():
@@ -349,7 +413,12 @@ class Trainer:
     def clone(self) -> Trainer:
         """An isolated copy: training it changes nothing here."""
         other = Trainer(
-            self.task, self.config, seed=self.seed, device=self.device, lr=self.lr, model=copy.deepcopy(self.model)
+            self.task,
+            self.config,
+            seed=self.seed,
+            device=self.device,
+            lr=self.lr,
+            model=copy.deepcopy(self.model),
         )
         other.load_state(copy.deepcopy(self.state()))
         other._checked = self._checked
@@ -428,6 +497,15 @@ class Trainer:
             "lr_found": not self._needs_lr,
         }
 
+    def fingerprint(self) -> int:
+        """Tells this state from any other at the start of an epoch: seed, epoch, configuration, weights."""
+        text = json.dumps([self.seed, self.epoch, dict(self.config)], sort_keys=True, default=repr)
+        crc = zlib.crc32(text.encode())
+        for tensor in self.model.state_dict().values():
+            if isinstance(tensor, Tensor):
+                crc = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
+        return crc
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a ``state()``.
 
@@ -484,14 +562,18 @@ def _precision(device: torch.device, amp: bool) -> tuple[torch.dtype | None, Any
 def _add(sums: dict[str, Tensor], name: str, value: Any, count: int) -> None:
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
     if tensor.numel() != 1:
-        raise InvalidInput(f"The metric {name!r} returned shape {tuple(tensor.shape)}; it must return one number.")
+        raise InvalidInput(
+            f"The metric {name!r} returned shape {tuple(tensor.shape)}; it must return one number."
+        )
     part = tensor.detach().reshape(()).double() * count
     sums[name] = sums[name] + part if name in sums else part
 
 
 def _scalar(name: str, value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise InvalidInput(f"The metric {name!r} returned shape {tuple(value.shape)}; it must return one number.")
+        raise InvalidInput(
+            f"The metric {name!r} returned shape {tuple(value.shape)}; it must return one number."
+        )
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -573,7 +655,11 @@ def _as_tuple(value: Any) -> Any:
 @contextmanager
 def private_randomness() -> Iterator[None]:
     """Whatever is drawn or seeded inside, the process's generators are as before afterwards."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     before = random_state(device)
     try:
         yield

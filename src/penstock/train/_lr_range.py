@@ -9,6 +9,7 @@ rates gives its largest rate.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from penstock.train._task import Task
 
 _DIVERGED = 4.0  # times the best loss so far (above the lowest possible): a sweep stops there
+_FLAT = 4.0  # noise levels: a smoothed curve of pure noise spans about 2.5
+_RISE = 0.05  # of the curve's range
+_DESCENDS = 0.25  # of the steepest slope
+_ALIKE = 0.05  # curvatures this close, in ranges of the curve per decade squared, are the same
 _FEWEST = 10  # learning rates of a sweep, however few batches there are
 
 
@@ -72,7 +77,9 @@ class LRChoice:
             _, ax = plt.subplots(figsize=(6, 4))
         points = [(lr, loss) for lr, loss in zip(self.lrs, self.losses, strict=True) if math.isfinite(loss)]
         shown = self.lrs[: len(self.smooth)]
-        ax.plot(*zip(*points, strict=True), ".", color="tab:blue", alpha=0.4, label="loss") if points else None
+        ax.plot(
+            *zip(*points, strict=True), ".", color="tab:blue", alpha=0.4, label="loss"
+        ) if points else None
         ax.plot(shown, self.smooth, color="tab:blue", label="smoothed loss")
         ax.axvspan(*self.window, color="tab:red", alpha=0.15)
         for edge in self.window:
@@ -124,7 +131,7 @@ def choose_lr(
     """
     if not lrs or len(lrs) != len(losses):
         raise InvalidInput(f"A curve needs one loss per learning rate, got {len(losses)} for {len(lrs)}.")
-    if any(not a < b for a, b in zip(lrs, lrs[1:], strict=False)) or not lrs[0] > 0:
+    if any(not a < b for a, b in itertools.pairwise(lrs)) or not lrs[0] > 0:
         raise InvalidInput("The learning rates of a curve must be positive and rise.")
     raw = _finite_start(losses)
     rates, values = tuple(map(float, lrs)), tuple(map(float, losses))
@@ -151,40 +158,45 @@ def choose_lr(
         best = min(range(n), key=lambda i: (raw[i], i))
         best = min(best, max(0, n - 2)) if n < len(lrs) else best
         return result(rates[best], "few", raw[best], 0.0, (rates[best], rates[best]))
-    smooth = _smooth(raw)
-    noise = _noise(raw)
-    low = min(smooth)
-    span = max(smooth) - low
+    # In units of the largest loss, so that no difference of losses can overflow.
+    unit = max(abs(value) for value in raw) or 1.0
+    scaled = [value / unit for value in raw]
+    level = _smooth(scaled)
+    smooth = [value * unit for value in level]
+    noise = _noise(scaled)
     x = [math.log10(rate) for rate in rates[:n]]
-    scale = max(span, 1e-12 * max(1.0, abs(low)))
-    curvature = [value / scale for value in _second_derivative(x, smooth)]
-    if span <= 2.0 * noise or span <= 1e-9 * max(1.0, abs(low)):
+    span = max(level) - min(level)
+    curvature = [value / span if span > 0 else 0.0 for value in _second_derivative(x, level)]
+    if span <= max(_FLAT * noise, 1e-9):
         # Flat: what moves is noise, and no rate did harm.
-        first = n - width
-        return result(rates[n - 1], "flat", smooth[n - 1], 1.0, (rates[first], rates[n - 1]))
-    # Rising: from where the loss is above the lowest so far by more than its noise and 5% of the curve's range.
-    slack = max(0.05 * span, noise)
-    lowest = smooth[0]
+        return result(rates[n - 1], "flat", smooth[n - 1], 1.0, (rates[n - width], rates[n - 1]))
+    # Stable until the loss is above the lowest so far by more than its noise and a part of its range.
+    slack = max(_RISE * span, noise)
+    lowest = level[0]
     stable_until = 0
-    for i, value in enumerate(smooth):
+    for i, value in enumerate(level):
         lowest = min(lowest, value)
         if value > lowest + slack:
             break
         stable_until = i
     windows = []
-    for first in range(n - width + 1):
+    for first in range(stable_until - width + 2):
         last = first + width - 1
-        if last > stable_until:
-            break
         bend = sum(abs(c) for c in curvature[first : last + 1]) / width
-        windows.append((bend, first, last))
+        windows.append((bend, first, last, (level[first] - level[last]) / (x[last] - x[first])))
     if not windows:
-        best = min(range(stable_until + 1), key=lambda i: (smooth[i], i))
+        best = min(range(stable_until + 1), key=lambda i: (level[i], i))
         return result(rates[best], "few", smooth[best], 0.0, (rates[0], rates[stable_until]))
+    # Where there is a descent, the rate must still be on it: at its bottom the loss stays low for a few batches
+    # at rates that no training survives, because an error that has vanished needs time to grow again.
+    descent = level[0] - min(level[: stable_until + 1])
+    if descent > slack + noise:
+        steepest = max(slope for *_, slope in windows)
+        windows = [window for window in windows if window[3] >= _DESCENDS * steepest]
     # SM2 4.2: sort by curvature, keep the calmer half, take the one with the largest mean rate.
-    bends = sorted(bend for bend, _, _ in windows)
+    bends = sorted(bend for bend, *_ in windows)
     calm = bends[(len(bends) - 1) // 2]
-    bend, first, last = max((w for w in windows if w[0] <= calm), key=lambda w: w[1])
+    bend, first, last, _ = max((w for w in windows if w[0] <= calm + _ALIKE), key=lambda w: w[1])
     return result(rates[last], "stable", smooth[last], 1.0 / (1.0 + bend), (rates[first], rates[last]))
 
 
@@ -210,13 +222,21 @@ def _before_blow_up(losses: Sequence[float]) -> int:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """A centred 1-2-1 average: unlike an exponential one it does not move the curve to larger rates."""
+    """Medians of three, which take single outliers away, then a centred 1-2-1 average.
+
+    Unlike an exponential average it does not move the curve to larger rates, and a straight line stays one.
+    """
     n = len(values)
-    result = []
-    for i in range(n):
-        left, right = values[max(0, i - 1)], values[min(n - 1, i + 1)]
-        result.append(0.25 * left + 0.5 * values[i] + 0.25 * right)
-    return result
+    if n < 3:
+        return list(values)
+    middle = [sorted(values[i - 1 : i + 2])[1] for i in range(1, n - 1)]
+    calm = [values[0], *middle, values[-1]]
+    inner = [0.25 * calm[i - 1] + 0.5 * calm[i] + 0.25 * calm[i + 1] for i in range(1, n - 1)]
+    if len(inner) < 2:
+        return [values[0], *inner, values[-1]]
+    first = 0.5 * values[0] + 0.5 * (2 * inner[0] - inner[1])
+    last = 0.5 * values[-1] + 0.5 * (2 * inner[-1] - inner[-2])
+    return [first, *inner, last]
 
 
 def _noise(values: Sequence[float]) -> float:

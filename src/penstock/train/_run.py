@@ -46,6 +46,15 @@ class Unwind(BaseException):
     """Ends a training function from inside. Not an Exception, so that ``except Exception`` lets it pass."""
 
 
+class Refused(Exception):
+    """A failure that is told by its reason and details; no traceback would help."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail
+
+
 @final
 class Run:
     """One trial as its training function sees it.
@@ -162,7 +171,9 @@ class Run:
             self._epoch = self._found.epoch
             self._last_reported = self._found.epoch
             self._reports = [report for report in self._found.reports if report[0] > known]
-            for report in self._reports:  # made, but perhaps never heard of, before the worker or the driver died
+            for (
+                report
+            ) in self._reports:  # made, but perhaps never heard of, before the worker or the driver died
                 sink.reported(report)
                 self._new += 1
         self._mark_s = time.perf_counter()
@@ -217,6 +228,8 @@ class Run:
         if self._failure is not None:
             raise Unwind
         late = self._looped and not self._inside
+        if not self._looped and self._over():  # the function caught everything, and goes on
+            raise Unwind
         number = self._epoch if late else self._epoch + 1
         pending = self._pending
         for name, value in metrics.items():
@@ -227,7 +240,7 @@ class Run:
             self._report_late()
             return
         self._close()
-        if self._stop is not None or (self._until is not None and self._epoch >= self._until):
+        if self._over():
             raise Unwind
 
     def save(self, state: Any) -> None:
@@ -252,6 +265,9 @@ class Run:
         if self._stop is None:
             self._stop = self._sink.told()
         return self._stop
+
+    def _over(self) -> bool:
+        return self._stop is not None or (self._until is not None and self._epoch >= self._until)
 
     def _fail(self, reason: str) -> Unwind:
         if self._failure is None:
@@ -373,7 +389,7 @@ class Run:
             self._epoch = epoch - 1
             self._pending = {name: self._number(name, value, epoch) for name, value in metrics.items()}
             self._close()
-        return self._stop is None and (self._until is None or self._epoch < self._until)
+        return not self._over()
 
 
 @final

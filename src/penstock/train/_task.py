@@ -55,7 +55,9 @@ class Data:
         n = len(leaves[0])
         held = round(n * val)
         if not 0 < held < n:
-            raise InvalidInput(f"val={val!r} of {n} samples leaves a part empty: choose a share between 0 and 1.")
+            raise InvalidInput(
+                f"val={val!r} of {n} samples leaves a part empty: choose a share between 0 and 1."
+            )
         order = torch.randperm(n, generator=torch.Generator().manual_seed(derive(seed, "split")))
         back, front = order[:held], order[held:]
         return cls(rebuild([leaf[front] for leaf in leaves]), rebuild([leaf[back] for leaf in leaves]))
@@ -181,7 +183,9 @@ class Task:
             if not callable(metric):
                 raise InvalidInput(f"The metric {name!r} must be a function, got {metric!r}.")
             if name in ("loss", "train_loss"):
-                raise InvalidInput(f"The metric {name!r} has the name of one that is always reported: rename it.")
+                raise InvalidInput(
+                    f"The metric {name!r} has the name of one that is always reported: rename it."
+                )
 
     def __call__(self, run: RunLike) -> None:
         """Train as ``run`` says. Called by workers."""
@@ -315,7 +319,11 @@ class Task:
 
     def check_names(self, config: Config, used: set[str], *, certain: bool) -> str | None:
         """A text on the names nobody took, or None; an error if it is certain that nobody does."""
-        unknown = [name for name in config if name not in used and name not in OWN_NAMES and name not in self.defaults]
+        unknown = [
+            name
+            for name in config
+            if name not in used and name not in OWN_NAMES and name not in self.defaults
+        ]
         if not unknown:
             return None
         names = ", ".join(map(repr, unknown))
@@ -367,7 +375,9 @@ class _Seen(Mapping[str, Any]):
         return len(self._config)
 
 
-def _arguments(make: Callable[..., Any], config: _Seen, what: str) -> tuple[list[Any], dict[str, Any], set[str]]:
+def _arguments(
+    make: Callable[..., Any], config: _Seen, what: str
+) -> tuple[list[Any], dict[str, Any], set[str]]:
     """How to call a factory with a configuration: as a whole, by names, or with nothing."""
     try:
         parameters = list(inspect.signature(make).parameters.values())
@@ -449,7 +459,11 @@ def _as_data(given: Any) -> Data:
     """What the user gave as data, as a Data."""
     import torch
 
-    if callable(given) and not isinstance(given, torch.utils.data.Dataset) and not hasattr(given, "__getitem__"):
+    if (
+        callable(given)
+        and not isinstance(given, torch.utils.data.Dataset)
+        and not hasattr(given, "__getitem__")
+    ):
         given = given()
     if isinstance(given, Data):
         return _as_data(given.train) if callable(given.train) and given.val is None else given

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.core.errors import PenstockError
 from penstock.core.trial import TrialStatus
 from penstock.train._checkpoint import Checkpoints, FileCheckpoints
-from penstock.train._run import EpochMeter, Run, Sink, Unwind
+from penstock.train._run import EpochMeter, Refused, Run, Sink, Unwind
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing") + os.sep
@@ -123,6 +123,9 @@ def execute(
         epoch = 0 if run is None else run._epoch
         reason = f"the training function called sys.exit({'' if exit_.code is None else repr(exit_.code)})"
         return End("failed", epoch, reason[:_REASON_CHARS], user_traceback(exit_))
+    except Refused as refused:
+        reason = clean(refused.reason)[:_REASON_CHARS]
+        return End("failed", 0 if run is None else run._epoch, reason, clean(refused.detail)[-_ERROR_CHARS:])
     except BaseException as error:
         epoch = 0 if run is None else run._epoch
         if run is not None and run._failure is not None:  # the function turned our end into its own error
@@ -164,7 +167,9 @@ def _verdict(run: Run, spec: Spec) -> End:
     if not run._new and not (at_end and not run._entered):
         wanted = ", ".join(f"{name}=..." for name in run._objectives) or "loss=..."
         return End(
-            TrialStatus.FAILED.value, epoch, f"the training function reported nothing; call run.report({wanted})"
+            TrialStatus.FAILED.value,
+            epoch,
+            f"the training function reported nothing; call run.report({wanted})",
         )
     if at_end:
         return End((TrialStatus.COMPLETED if spec.last else TrialStatus.PAUSED).value, epoch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import mmap
 import os
 import pickle
@@ -16,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, final
 
-from penstock.execute._guardian import kill_session
 from penstock.train._checkpoint import Report
+from penstock.train._guardian import kill_sessions
 from penstock.train._worker import End, Settings, Spec, one_line, run_all, user_traceback
 
 MESSAGE_BYTES = 1 << 17
@@ -29,6 +31,9 @@ QUIT = b"Q"
 SPILLED = b"F"
 
 _FLUSH_S = 0.005
+_GATHER_S = 0.001
+_TIDY_S = 1.0
+_BURST = 8.0
 _FLUSH_COUNT = 64
 _LOG_BYTES = 16 << 20
 _LOG_KEPT_BYTES = 2 << 20
@@ -55,6 +60,10 @@ class Channel:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
         self.dead = False  # in a forked child
+        self._credit = _BURST
+        self._posted_s = 0.0
+        self.short = False  # the last segment was over in no time: the next may be, too, so gather more
+        self.began_s = 0.0
         os.register_at_fork(after_in_child=self._forked)
         threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
 
@@ -62,7 +71,10 @@ class Channel:
         """A child of the training must neither speak for the worker nor keep its pipes open."""
         self.dead = True
         self._lock = threading.Lock()
-        for close in (self._control.close, *(lambda fd=fd: os.close(fd) for fd in (self._wake_r, self._wake_w))):
+        for close in (
+            self._control.close,
+            *(lambda fd=fd: os.close(fd) for fd in (self._wake_r, self._wake_w)),
+        ):
             with contextlib.suppress(OSError):
                 close()
 
@@ -73,7 +85,15 @@ class Channel:
         with self._lock:
             self._out.append(message)
             count = len(self._out)
-        if count >= _FLUSH_COUNT or time.monotonic() - self._flushed_s > _FLUSH_S:
+        now_s = time.monotonic()
+        if self.short and now_s - self.began_s < _FLUSH_S:
+            due = now_s - self._flushed_s > _FLUSH_S
+        else:  # at once, for the training may hold the interpreter for long; but not thousands of times a second
+            self._credit = min(_BURST, self._credit + (now_s - self._posted_s) / _GATHER_S)
+            due = self._credit >= 1
+            self._credit -= due
+        self._posted_s = now_s
+        if due or count >= _FLUSH_COUNT:
             self.flush()
         elif self._asleep:
             self._asleep = False
@@ -154,7 +174,7 @@ class Channel:
                 log_s = now_s
                 with contextlib.suppress(OSError):
                     trim_log(1)
-        kill_session(os.getsid(0))  # the driver is gone, so are we and all that the training started
+        kill_sessions({os.getsid(0)})  # the driver is gone, so are we and all that the training started
         os._exit(1)
 
 
@@ -206,17 +226,19 @@ def main(argv: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        with contextlib.suppress(ValueError):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         size = os.fstat(blob_fd).st_size
         blob = os.pread(blob_fd, size, 0)
         head = FRAME.unpack_from(blob)[0]
         facts = pickle.loads(blob[FRAME.size : FRAME.size + head])
         sys.path[:] = facts["path"]
+        sys.argv[:] = facts["argv"]
         with contextlib.suppress(OSError):
             os.chdir(facts["cwd"])
-        settings, work = pickle.loads(blob[FRAME.size + head :])
+        work = pickle.loads(blob[FRAME.size + head :])
         del blob
         os.close(blob_fd)
     except BaseException as error:
@@ -225,7 +247,9 @@ def main(argv: list[str]) -> NoReturn:
         os._exit(3)
     channel.post(("y", os.getpid()))
     channel.flush()
-    _serve(channel, socket.socket(fileno=queue_fd), board_fd, slot, settings, work, facts["offset_s"])
+    _serve(
+        channel, socket.socket(fileno=queue_fd), board_fd, slot, facts["settings"], work, facts["offset_s"]
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -244,7 +268,6 @@ def _serve(
     board = mmap.mmap(board_fd, 0)
     buffer = bytearray(MESSAGE_BYTES)
     view = memoryview(buffer)
-    threads_set = 0
     while True:
         try:
             length = queue.recv_into(view, MESSAGE_BYTES, socket.MSG_DONTWAIT)
@@ -261,12 +284,14 @@ def _serve(
             path.unlink(missing_ok=True)
         else:
             ticket, specs, devices, threads = pickle.loads(message)
-        TICKET.pack_into(board, TICKET.size * slot, ticket)  # so that our death is blamed on the right segment
-        if threads != threads_set:
-            threads_set = _limit_threads(threads)
+        TICKET.pack_into(
+            board, TICKET.size * slot, ticket
+        )  # so that our death is blamed on the right segment
+        _limit_torch(threads)
         specs = [Spec._make(spec) for spec in specs]
         sinks = [_Sink(channel, ticket, spec.trial, offset_s) for spec in specs]
         os.write(2, b"--- trial %s\n" % b", ".join(b"%d" % spec.trial for spec in specs))
+        channel.began_s = time.monotonic()
         for spec, sink in zip(specs, sinks, strict=True):
             sink.started(spec.start)
         ends = run_all(work, specs, settings, sinks, devices=devices, threads=threads)
@@ -278,18 +303,24 @@ def _serve(
             sys.stdout.flush()
         for end, sink in zip(ends, sinks, strict=True):
             sink.ended(end)
+        taken_s = time.monotonic() - channel.began_s
+        channel.short = taken_s < _FLUSH_S
+        if taken_s > _TIDY_S:
+            channel.flush()
+            _tidy()
         channel.forget(ticket)
-        if "torch" in sys.modules and threads_set:
-            threads_set = threads  # a training may import torch only now
-            _limit_torch(threads)
 
 
-def _limit_threads(threads: int) -> int:
-    _limit_torch(threads)
-    return threads
+def _tidy() -> None:
+    """Give memory back before the next trial, which may share its device with others."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _limit_torch(threads: int) -> None:
+    """Limit torch where it is loaded (a training may have changed it); the environment limits it before that."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

@@ -24,14 +24,14 @@ def pids() -> list[int]:
         return list(psutil.pids())
 
 
-def kill_session(session: int) -> None:
-    """Kill all processes of a session, and what they fork meanwhile; the caller's own process last."""
+def kill_sessions(sessions: set[int]) -> None:
+    """Kill all processes of some sessions, and what they fork meanwhile; the caller's own process last."""
     me = os.getpid()
     for _ in range(10):
         found = False
         for pid in pids():
             try:
-                if pid == me or os.getsid(pid) != session or _is_zombie(pid):
+                if pid == me or os.getsid(pid) not in sessions or _is_zombie(pid):
                     continue
                 os.kill(pid, signal.SIGKILL)
                 found = True
@@ -39,9 +39,8 @@ def kill_session(session: int) -> None:
                 continue
         if not found:
             break
-    with contextlib.suppress(OSError):
-        if os.getsid(me) == session:
-            os.kill(me, signal.SIGKILL)
+    if os.getsid(0) in sessions:
+        os.kill(me, signal.SIGKILL)
 
 
 def _is_zombie(pid: int) -> bool:
@@ -80,8 +79,8 @@ def main() -> None:
                     sessions.discard(number)
         elif ready:
             break
-    for session in sessions:
-        kill_session(session)
+    if sessions:
+        kill_sessions(sessions)
 
 
 if __name__ == "__main__":

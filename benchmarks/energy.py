@@ -1,0 +1,294 @@
+"""Energy: does the profiler find the optimum, what does it cost, what does metering cost, how good is the V100 model?
+
+    python benchmarks/energy.py optimum --trace summary_power_v100.csv   # Eq. 7 against brute force on the Zeus trace
+    python benchmarks/energy.py overhead                                 # just-in-time profiling on the simulated V100
+    python benchmarks/energy.py window                                   # a meter's window against the NVML stub
+    python benchmarks/energy.py study                                    # metering 1,000 trivial trials
+    python benchmarks/energy.py fit --trace summary_power_v100.csv       # the V100 model against its trace
+
+The trace is Zeus's public one (github.com/ml-energy/zeus, trace/): dataset, network, batch_size, optimizer,
+power_limit, time_per_epoch, average_power.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from penstock.energy import V100, V100_LOADS, EtaCost, Meter, PowerLimitOptimizer, gpu_sensors
+from penstock.energy._simulated import Load
+
+ETAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+LIMITS = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
+NAMES = {
+    ("cifar100", "shufflenetv2", "adadelta"): "shufflenet-adadelta",
+    ("cifar100", "shufflenetv2", "adam"): "shufflenet-adam",
+    ("imagenet", "resnet50", "adadelta"): "resnet50",
+    ("librispeech", "deepspeech2", "adamw"): "deepspeech2",
+    ("movielens-1m", "ncf", "adam"): "ncf",
+    ("sentiment140", "bert_base_uncased", "adamw"): "bert-sentiment",
+    ("squad", "bert_base_uncased", "adamw"): "bert-squad",
+}
+
+
+def read_trace(path: Path) -> dict[tuple[str, int], dict[float, tuple[float, float]]]:
+    """(workload, batch size) -> limit -> (seconds per epoch, watts)."""
+    found: dict[tuple[str, int], dict[float, tuple[float, float]]] = defaultdict(dict)
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            name = NAMES[row["dataset"], row["network"], row["optimizer"]]
+            key = name, int(row["batch_size"])
+            found[key][float(row["power_limit"])] = float(row["time_per_epoch"]), float(row["average_power"])
+    return dict(found)
+
+
+def run_job(
+    table: dict[float, tuple[float, float]], machine: PowerLimitOptimizer, epochs: int, iterations: int
+) -> tuple[float, float, float]:
+    """A training whose epochs take ``table[limit]``; returns time, energy and the last limit."""
+    now_s = energy_j = 0.0
+    limit_w = max(table)
+    for _ in range(epochs):
+        limit_w = machine.begin_epoch(now_s, energy_j) or limit_w
+        for _ in range(iterations):
+            epoch_s, watts = table[limit_w]
+            now_s += epoch_s / iterations
+            energy_j += epoch_s / iterations * watts
+            if not machine.done:
+                wants = machine.wants_reading(now_s)
+                limit_w = machine.iteration(now_s, energy_j if wants else None) or limit_w
+        machine.end_epoch(now_s, energy_j)
+    return now_s, energy_j, limit_w
+
+
+def cost(row: tuple[float, float], eta: float) -> float:
+    """Zeus Eq. 7 x epochs: (eta P + (1 - eta) MAXPOWER) x time."""
+    return (eta * row[1] + (1 - eta) * max(LIMITS)) * row[0]
+
+
+def optimum(trace: Path) -> None:
+    """The limit the profiler settles on against the brute-force optimum, on every pair of the trace."""
+    table = read_trace(trace)
+    equal = total = 0
+    for key, rows in sorted(table.items()):
+        for eta in ETAS:
+            machine = PowerLimitOptimizer(tuple(rows), EtaCost(eta))
+            epochs = 0
+            while not machine.done and epochs < 400:  # short epochs: the slices go on over several
+                epochs += 10
+                machine = PowerLimitOptimizer(tuple(rows), EtaCost(eta))
+                _, _, chosen_w = run_job(rows, machine, epochs, 1000)
+            best_w = min(rows, key=lambda limit: (cost(rows[limit], eta), limit))
+            total += 1
+            if chosen_w == best_w:
+                equal += 1
+            else:
+                print(f"  differs: {key} eta {eta}: chose {chosen_w}, brute force says {best_w}")
+    print(
+        f"optimum: {equal} of {total} equal ({len(table)} pairs of workload and batch size x {len(ETAS)} etas)"
+    )
+
+
+def overhead() -> None:
+    """Time and energy of profiling just in time, against running at the chosen limit from the start."""
+    print(
+        "overhead of just-in-time profiling on the simulated V100, 7 limits, slices of 5 s after 5 s of warm-up;"
+    )
+    print(f"all {len(V100_LOADS)} loads x {len(ETAS)} etas, against the chosen limit from the start:")
+    print(
+        f"{'epoch':>8} {'epochs':>6}   {'time: median':>12} {'worst':>8}   {'energy: median':>14} {'worst':>8}"
+    )
+    for minutes in (1, 2, 5, 10, 20, 60):
+        for epochs in (1, 10):
+            times, energies = [], []
+            for load in V100_LOADS.values():
+                same = Load(60.0 * minutes / V100.slowdown(load, 250), load.duty, load.peak_w, load.light_w)
+                table = {limit: (V100.epoch_s(same, limit), V100.power_w(same, limit)) for limit in LIMITS}
+                for eta in ETAS:
+                    machine = PowerLimitOptimizer(LIMITS, EtaCost(eta))
+                    time_s, energy_j, limit_w = run_job(table, machine, epochs, 100 * minutes)
+                    if not machine.done:
+                        limit_w = min(table, key=lambda limit: cost(table[limit], eta))
+                    ideal_s = table[limit_w][0] * epochs
+                    times.append(time_s / ideal_s - 1)
+                    energies.append(energy_j / (ideal_s * table[limit_w][1]) - 1)
+            print(
+                f"{minutes:>4} min {epochs:>6}   {statistics.median(times):>12.2%} {max(times):>8.2%}"
+                f"   {statistics.median(energies):>14.2%} {max(energies):>8.2%}"
+            )
+
+
+FOLLOWER = """
+import sys, time
+from penstock.energy import Meter, gpu_sensors
+sensors = gpu_sensors()
+assert not any(sensor.is_reader for sensor in sensors)
+meter = Meter(sensors)
+costs = []
+for _ in range(7):
+    begin = time.perf_counter()
+    for _ in range(2000):
+        with meter.window():
+            pass
+    costs.append((time.perf_counter() - begin) / 2000)
+print(min(costs) * 1e6, sorted(costs)[3] * 1e6)
+"""
+
+
+def window() -> None:
+    """What a window costs, against the NVML stub of the tests, through the real nvidia-ml-py."""
+    path = Path(__file__).parent.parent / "tests" / "energy" / "nvml_stub" / "nvml_stub.py"
+    spec = importlib.util.spec_from_file_location("nvml_stub", path)
+    assert spec is not None
+    assert spec.loader is not None
+    nvml_stub = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nvml_stub)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["XDG_RUNTIME_DIR"] = name
+        library = nvml_stub.build(folder)
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        print("one window (open and end), best and median of 7 rounds of 2,000:")
+        for count in (1, 2, 4):
+            stub = nvml_stub.NvmlStub(folder / f"gpus{count}", count)
+            os.environ[nvml_stub.ENVIRONMENT] = str(stub.path)
+            stub.set_load(200.0)
+            for shared in (False, True):
+                sensors = gpu_sensors(shared=shared)
+                meter = Meter(sensors)
+                costs = []
+                for _ in range(7):
+                    begin = time.perf_counter()
+                    for _ in range(2000):
+                        with meter.window():
+                            pass
+                    costs.append((time.perf_counter() - begin) / 2000 * 1e6)
+                what = "shared, the reader" if shared else "not shared"
+                print(f"  {count} GPU  {what:<22} {min(costs):6.1f} us  {statistics.median(costs):6.1f} us")
+                if shared:
+                    done = subprocess.run(
+                        [sys.executable, "-c", FOLLOWER],
+                        env=stub.environment(library),
+                        capture_output=True,
+                        text=True,
+                        check=True,
+                    )
+                    best, median = map(float, done.stdout.split())
+                    print(f"  {count} GPU  {'shared, a follower':<22} {best:6.1f} us  {median:6.1f} us")
+                for sensor in sensors:
+                    sensor.close()
+            stub.close()
+
+
+def study(trials: int = 1000) -> None:
+    """Metering a study of trivial trials: the meter's own time, as the workers spend it, of the study's wall time."""
+    from penstock.energy import make_meter
+
+    meter = make_meter(("cpu",), cores=1)
+    assert meter is not None
+    rounds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(trials):
+            hook = make_meter(("cpu",), cores=1)
+            assert hook is not None
+            hook.epoch_begin()
+            hook.epoch_end()
+            hook.epoch_begin()  # a run opens the next epoch before it knows there is none
+            hook.close()
+        rounds.append(time.perf_counter() - begin)
+    hook_s = statistics.median(rounds)
+    print(f"study: the meter of {trials} trials of one epoch takes {hook_s * 1e3:.1f} ms in all")
+    try:
+        import penstock as pk
+
+        make_study = pk.Study
+    except (ImportError, AttributeError):
+        print("study: there is no Study yet to compare with")
+        return
+
+    def train(run: object) -> None:
+        for epoch in run.epochs(1):  # type: ignore[attr-defined]
+            run.report(loss=float(epoch))  # type: ignore[attr-defined]
+
+    walls = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as name:
+            made = make_study(train, pk.Space(x=pk.Float(0, 1)), minimize="loss", store=Path(name) / "s.db")
+            begin = time.perf_counter()
+            made.run(trials=trials)
+            walls.append(time.perf_counter() - begin)
+    wall_s = statistics.median(walls)
+    print(f"study: {wall_s:.2f} s wall for {trials} trials; metering is {hook_s / wall_s:.2%} of it at most")
+
+
+def fit(trace: Path) -> None:
+    """How well the model in the code fits the trace, and what a fresh fit of its loads gives."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    table = read_trace(trace)
+    limits = np.array(LIMITS)
+
+    def errors(load: Load, rows: dict[float, tuple[float, float]]) -> np.ndarray:
+        time_error = [np.log(V100.epoch_s(load, limit) / rows[limit][0]) for limit in LIMITS]
+        power_error = [np.log(V100.power_w(load, limit) / rows[limit][1]) for limit in LIMITS]
+        return np.array(time_error + power_error)
+
+    def show(name: str, all_errors: list[np.ndarray]) -> None:
+        both = np.abs(np.array(all_errors))
+        for what, part in (("time", both[:, : len(limits)]), ("watts", both[:, len(limits) :])):
+            print(
+                f"fit: {name}: {what} off by {np.median(part):.1%} in the median, {np.quantile(part, 0.95):.1%} at"
+                f" the 95th percentile, {part.max():.1%} at most"
+            )
+
+    show("loads in the code", [errors(V100_LOADS[key], rows) for key, rows in table.items()])
+    fresh = []
+    for rows in table.values():
+        best = None
+        for start in ((0.5, 200, 90), (0.9, 300, 95), (0.1, 60, 38), (0.97, 420, 90)):
+            scale = np.log(rows[250.0][0])
+            found = least_squares(
+                lambda x, rows=rows: errors(Load(np.exp(x[3]), x[0], x[1], x[2]), rows),
+                [*start, scale],
+                bounds=([1e-3, 41, 20, scale - 3], [1, 700, 100, scale + 3]),
+                x_scale=[0.1, 50, 30, 0.1],
+                loss="soft_l1",
+                f_scale=0.02,
+            )
+            if best is None or found.cost < best[0]:
+                x = found.x
+                best = found.cost, errors(Load(np.exp(x[3]), x[0], x[1], x[2]), rows)
+        assert best is not None
+        fresh.append(best[1])
+    show("fitted anew", fresh)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["optimum", "overhead", "window", "study", "fit"])
+    parser.add_argument("--trace", type=Path, help="Zeus's summary_power_v100.csv")
+    chosen = parser.parse_args()
+    if chosen.what in ("optimum", "fit"):
+        if chosen.trace is None:
+            parser.error("--trace is needed")
+        {"optimum": optimum, "fit": fit}[chosen.what](chosen.trace)
+    else:
+        {"overhead": overhead, "window": window, "study": study}[chosen.what]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""``penstock measure -- command``: energy, time and CO2e of any command and all the processes it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGCONT)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def measure(
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on standard output instead of the line.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the JSON to this file too.")
+    ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(help="Country of the electricity, e.g. DE, for CO2e; else the world average."),
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a kilowatt-hour.")] = None,
+    currency: Annotated[str, typer.Option(help="Currency of the price.")] = "EUR",
+) -> None:
+    """Run a command and say what it took. The exit code is the command's (128 + n if signal n ended it)."""
+    from penstock.core.errors import PenstockError
+    from penstock.energy import Meter, co2, grid, money
+
+    try:
+        source = grid(region)
+        with Meter() as meter:
+            code, problem = run_command(command)
+        energy = meter.energy if not meter.failures else None
+    except PenstockError as error:
+        print(f"penstock measure: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if problem:
+        print(f"penstock measure: {problem}", file=sys.stderr)
+        raise typer.Exit(code)
+    carbon = None if energy is None else co2(energy, source)
+    cost = None if energy is None or price is None else money(energy, price, currency)
+    result: dict[str, Any] = {
+        "command": command,
+        "exit_code": code,
+        "time_s": meter.time_s,
+        "energy_j": None if energy is None else energy.joules,
+        "energy_wh": None if energy is None else energy.wh,
+        "source": None if energy is None else str(energy.source),
+        "uncertainty": None if energy is None else energy.uncertainty,
+        "co2_g": None if carbon is None else carbon.value,
+        "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},
+        "cost": None if cost is None else {"value": cost.value, "currency": currency},
+        "devices": {
+            sensor.id: {
+                "name": sensor.name,
+                "method": sensor.method,
+                # A GPU's or package's counter counts whoever uses it; the estimate counts the command's processes.
+                "scope": "processes" if sensor.key.startswith("process:") else "device",
+                "energy_j": meter.devices[sensor.id].joules if sensor.id in meter.devices else None,
+                "source": str(sensor.source),
+                "error": str(meter.failures[sensor.id]) if sensor.id in meter.failures else None,
+            }
+            for sensor in meter.sensors
+        },
+    }
+    if output is not None:
+        output.write_text(json.dumps(result, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result), flush=True)
+    else:
+        parts = [f"{meter.time_s:.2f} s"]
+        if energy is None:
+            parts.append(
+                "energy not measurable: " + "; ".join(str(error) for error in meter.failures.values())
+            )
+        else:
+            parts.append(str(energy))
+            where = "world average grid, no --region given" if source.assumed else source.region
+            parts.append(f"{carbon} CO2e, {where}")
+        if cost is not None:
+            parts.append(str(cost))
+        print(f"{shlex.join(command)}: {', '.join(parts)}", file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+def run_command(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command to its end, passing signals on; returns its exit code, and why it could not be run.
+
+    Processes that outlive their parent are adopted, so that their CPU time counts while the command runs.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        child = subprocess.Popen(list(command))
+    except FileNotFoundError:
+        return 127, f"{command[0]}: not found."
+    except OSError as error:
+        return 126, f"{command[0]}: {error.strerror}."
+
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+
+    # A Ctrl-C in a terminal reaches the command by itself; one sent to us alone does not.
+    in_terminal = sys.stdin is not None and sys.stdin.isatty()
+    old = {number: signal.signal(number, forward) for number in _FORWARDED}
+    old[signal.SIGINT] = signal.signal(
+        signal.SIGINT, (lambda number, frame: None) if in_terminal else forward
+    )
+    try:
+        while True:
+            pid, status = os.wait()
+            if pid == child.pid:
+                break
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    code = os.waitstatus_to_exitcode(status)
+    child.returncode = code
+    return (code if code >= 0 else 128 - code), ""

@@ -1,0 +1,116 @@
+"""``penstock recur``: run a recurring job once, or tell what it has learnt."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.core.errors import InvalidInput
+
+
+def recur(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE:JOB", help="job.py:job or package.module:job; with --status also a store."
+        ),
+    ],
+    status: Annotated[
+        bool, typer.Option("--status", help="Tell what the job has learnt; run nothing.")
+    ] = False,
+    times: Annotated[int, typer.Option("--times", min=1, help="How many recurrences to run.")] = 1,
+    tries: Annotated[int, typer.Option("--tries", min=1, help="Runs per recurrence at most.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run one recurrence of a job that a Python file or module defines: decide, train, measure, learn."""
+    if status and _is_store(target):
+        found = _stored(target)
+        print(json.dumps(found) if as_json else "\n\n".join(_status_text(one) for one in found))
+        return
+    from penstock.cli._load import load
+    from penstock.recurring import RecurringJob
+
+    job = load(target, "job")
+    if callable(job) and not isinstance(job, RecurringJob):
+        job = job()
+    if not isinstance(job, RecurringJob):
+        raise InvalidInput(
+            f"{target} is not a penstock.RecurringJob (nor a function that returns one), but {job!r}."
+        )
+    failed = False
+    try:
+        if status:
+            known = job.status()
+            print(json.dumps(known) if as_json else _status_text(known))
+            return
+        for _ in range(times):
+            done = job.run(tries=tries)
+            failed = failed or not done.reached
+            print(json.dumps(_recurrence(done)) if as_json else str(done), flush=True)
+    finally:
+        job.close()
+    if failed:
+        raise typer.Exit(1)
+
+
+def _is_store(target: str) -> bool:
+    return "://" in target or target.endswith((".db", ".sqlite", ".sqlite3"))
+
+
+def _stored(url: str) -> list[dict[str, Any]]:
+    from penstock.recurring._history import History, JobSpec
+    from penstock.recurring._job import check_record, job_key, summarize
+    from penstock.store import open_store
+
+    prefix = job_key("")
+    found = []
+    with open_store(url, write=False) as store:
+        for key in store.keys(prefix):
+            name = key.removeprefix(prefix)
+            data = store.get(key) or {}
+            history = History.fold(check_record(name, data))
+            sizes = sorted({d.batch_size for d in history.decisions.values()})
+            if sizes:
+                power = float(data.get("max_power_w") or 1.0)
+                found.append(summarize(name, history, JobSpec(tuple(sizes), sizes[-1], max_power_w=power)))
+    if not found:
+        raise InvalidInput(f"{url} has no recurring job yet. Run one with: penstock recur FILE:JOB")
+    return found
+
+
+def _recurrence(done: Any) -> dict[str, Any]:
+    return {
+        "number": done.decision.number,
+        "batch_size": done.decision.batch_size,
+        "limit_w": done.decision.limit_w,
+        "reached": done.reached,
+        "epochs": done.epochs,
+        "time_s": done.time_s,
+        "energy_j": done.energy_j,
+        "source": str(done.source),
+        "cost": done.cost,
+        "tries": done.tries,
+        "metrics": dict(done.metrics),
+        "reason": done.reason,
+    }
+
+
+def _status_text(known: dict[str, Any]) -> str:
+    lines = [
+        f"{known['name']} on {known['device'] or 'any device'}: {known['results']} runs, {known['reached']} reached the "
+        f"target, {len(known['under_way'])} under way, {known['energy_j'] / 3600:.3g} Wh, {known['time_s']:.0f} s"
+    ]
+    lines.append(
+        f"  {'batch size':>10} {'runs':>5} {'reached':>8} {'epochs':>8} {'cost (J)':>12} {'limit (W)':>10}"
+    )
+    for size, row in known["batch_sizes"].items():
+        mark = "  <- best" if size == known["best_batch_size"] else ""
+        epochs = "-" if row["mean_epochs"] is None else f"{row['mean_epochs']:.1f}"
+        cost = "-" if row["mean_cost"] is None else f"{row['mean_cost']:.4g}"
+        limit = "-" if row["limit_w"] is None else f"{row['limit_w']:g}"
+        lines.append(
+            f"  {size:>10} {row['runs']:>5} {row['reached']:>8} {epochs:>8} {cost:>12} {limit:>10}{mark}"
+        )
+    return "\n".join(lines)

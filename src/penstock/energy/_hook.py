@@ -1,0 +1,100 @@
+"""The meter of a trial, made in its worker from the devices it runs on."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import final
+
+from penstock.core import Measurement
+from penstock.core.errors import PenstockError, SensorError
+from penstock.energy._discover import sensors_for
+from penstock.energy._estimate import cores_allowed
+from penstock.energy._meter import Meter, Window
+from penstock.energy._shared import SharedSensor
+
+
+@final
+class EpochMeter:
+    """The hook of a run: a window per epoch (SM2 Eq. 1: average watts x time of the epoch).
+
+    Epochs don't nest: a second ``epoch_begin`` starts the epoch anew. An energy that can't be read is None with a
+    warning once, never 0, and never ends a training.
+
+    Args:
+        meter: What to read.
+        fraction: The part of the devices this run holds, its weight when others share them.
+    """
+
+    __slots__ = ("_fraction", "_meter", "_shared", "_warned", "_window", "last")
+
+    def __init__(self, meter: Meter, *, fraction: float = 1.0) -> None:
+        self._meter = meter
+        self._fraction = fraction
+        self._shared = [sensor for sensor in meter.sensors if isinstance(sensor, SharedSensor)]
+        self._window: Window | None = None
+        self._warned = False
+        self.last: Window | None = None
+
+    def epoch_begin(self) -> None:
+        """An epoch begins now."""
+        for sensor in self._shared:
+            try:
+                sensor.join(self._fraction)
+            except SensorError:
+                continue  # the window says why
+        self._window = self._meter.window("epoch")
+
+    def epoch_end(self) -> Measurement | None:
+        """The epoch's energy; None if it can't be told, or no epoch has begun."""
+        window, self._window = self._window, None
+        if window is None:
+            return None
+        self.last = window.end()
+        try:
+            return window.energy
+        except SensorError as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"Energy is not measured from here on: {error}", RuntimeWarning, stacklevel=2)
+            return None
+
+    def close(self) -> None:
+        """The run is over: an epoch that has begun is nobody's, and others on the devices get all of them."""
+        self._window = None
+        for sensor in self._shared:
+            sensor.pause()
+
+
+_meters: dict[tuple[object, ...], Meter] = {}
+
+
+def make_meter(
+    devices: tuple[str, ...], *, cores: float | None = None, fraction: float = 1.0
+) -> EpochMeter | None:
+    """The meter of one trial, in the process that runs it. Sensors are opened once per process.
+
+    Can be pickled, also as a ``functools.partial`` with ``cores``.
+
+    Args:
+        devices: What the trial runs on: ``("cpu",)``, ``("cuda:0", "cuda:1")``.
+        cores: CPU threads of the slot, whose idle power the trial is charged in the estimate; what executors tell a
+            worker by OMP_NUM_THREADS if None.
+        fraction: The part of the devices it holds.
+
+    Returns:
+        None, with a warning, where nothing can be measured.
+    """
+    if cores is None:
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        cores = min(float(threads), cores_allowed()) if threads.isdigit() and int(threads) else None
+    key = (os.getpid(), devices, cores)
+    meter = _meters.get(key)
+    if meter is None:
+        try:
+            meter = Meter(sensors_for(devices, cores=cores))
+        except PenstockError as error:
+            warnings.warn(f"Energy is not measured: {error}", RuntimeWarning, stacklevel=2)
+            return None
+        _meters[key] = meter
+    return EpochMeter(meter, fraction=fraction)

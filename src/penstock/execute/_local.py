@@ -1,0 +1,924 @@
+"""The local executor: warm worker processes on this machine's CPU cores or GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, final
+
+from penstock.core import (
+    Clock,
+    Device,
+    Ended,
+    Event,
+    Free,
+    Measurement,
+    Reported,
+    Saved,
+    Share,
+    Source,
+    Started,
+    TrialStatus,
+    WallClock,
+)
+from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
+from penstock.execute._base import Executor, Job, Launch
+from penstock.execute._machine import usable_cores, visible_gpus
+from penstock.execute._ship import check_config, pack
+from penstock.train import _guardian
+from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
+from penstock.train._worker import Settings, clean
+
+_EPSILON = 1e-9
+_BOARD_SLOTS = 4096
+_TICK_S = 1.0
+_STEAL_S = 0.01
+_MAX_BACKLOG = 192
+_START_TRIES = 3
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from penstock.train._process import main
+main(sys.argv[2:])
+"""
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """A launch on its way. WAITING for devices -> with a worker (in its queue, then running) -> done."""
+
+    number: int
+    launch: Launch
+    message: bytes
+    shares: tuple[Share, ...]
+    open: set[int]  # trials without an Ended yet
+    epochs: dict[int, int]
+    seen: bool = False  # the study has been told of its start
+    began_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    index: int
+    gpus: tuple[str, ...]
+    threads: int
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    queue: socket.socket
+    taken_back: socket.socket  # the worker's end of the queue, to take back what it hasn't begun
+    lifeline: int
+    pidfd: int | None
+    log: Path
+    log_from: int
+    ready: bool = False
+    broken: tuple[str, str] | None = None
+    tickets: dict[int, _Ticket] = field(default_factory=dict)
+    overflow: deque[bytes] = field(default_factory=deque)
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+    shares: tuple[Share, ...] = ()
+    exclusive: bool = False
+    heard_s: float = 0.0
+    verdict: str = ""  # why we killed it
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], int]:
+        return self.gpus, self.threads
+
+
+@final
+class Local(Executor):
+    """Runs trials in worker processes of this machine.
+
+    Workers are started when first needed, import the training function once and are used for many trials. Each
+    is limited to its share of the cores. A worker that dies or hangs costs its present trial's try, is replaced
+    and takes all processes it has started along; so does the death of the driver.
+
+    Args:
+        slots: How many slots the CPU cores are divided into; default: one per usable core, or one per GPU.
+        slots_per_trial: Slots each trial gets: a whole number, or a fraction of one slot.
+        threads: CPU threads per slot; default: the usable cores divided by the slots.
+        gpus: Which GPUs (numbers as this process sees them), or how many; 0: none; default: all visible.
+    """
+
+    def __init__(
+        self,
+        slots: int | None = None,
+        *,
+        slots_per_trial: float = 1,
+        threads: int | None = None,
+        gpus: int | Sequence[int] | None = None,
+    ) -> None:
+        if slots is not None and slots < 1:
+            raise InvalidInput(f"slots must be at least 1, got {slots}.")
+        if not slots_per_trial > 0:
+            raise InvalidInput(f"slots_per_trial must be positive, got {slots_per_trial}.")
+        if slots_per_trial > 1 and slots_per_trial != int(slots_per_trial):
+            raise InvalidInput(
+                f"slots_per_trial must be a whole number or a fraction below 1, got {slots_per_trial}."
+            )
+        if slots is not None and slots_per_trial > slots:
+            raise InvalidInput(f"slots_per_trial = {slots_per_trial} does not fit in {slots} slots.")
+        if threads is not None and threads < 1:
+            raise InvalidInput(f"threads must be at least 1, got {threads}.")
+        if slots is not None and gpus:
+            raise InvalidInput("Give slots (of the CPU) or gpus, not both: each GPU is one slot.")
+        self.slots_per_trial = slots_per_trial
+        self._wanted_slots = slots
+        self._wanted_threads = threads
+        self._wanted_gpus = gpus
+        self._clock = WallClock()
+        self._job: Job | None = None
+        self._devices: dict[str, Device] | None = None
+        self._visible: dict[str, str] = {}
+        self._reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it was made, not what it runs: a study's executor is kept with the study."""
+        options: dict[str, Any] = {
+            "slots_per_trial": self.slots_per_trial,
+            "threads": self._wanted_threads,
+            "gpus": self._wanted_gpus,
+        }
+        return functools.partial(Local, self._wanted_slots, **options), ()
+
+    def _reset(self) -> None:
+        self._workers: dict[int, _Worker] = {}
+        self._idle: dict[tuple[tuple[str, ...], int], list[_Worker]] = {}
+        self._tickets: dict[int, _Ticket] = {}
+        self._by_trial: dict[int, _Ticket] = {}
+        self._waiting: deque[_Ticket] = deque()
+        self._events: list[Event] = []
+        self._held: dict[str, float] = {}
+        self._on: dict[str, list[_Worker]] = {}
+        self._number = 0
+        self._estimate_s: float | None = None
+        self._free: tuple[Free, ...] | None = None
+        self._failed_starts = 0
+        self._error: ExecutorError | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self._scratch = contextlib.ExitStack()
+        self._blob: IO[bytes] | None = None
+        self._board: mmap.mmap | None = None
+        self._board_file: IO[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    # -- the machine ------------------------------------------------------------------------------------
+
+    def _machine(self) -> dict[str, Device]:
+        if self._devices is None:
+            self._devices = self._find_devices()
+            self._free = None
+        return self._devices
+
+    def _find_devices(self) -> dict[str, Device]:
+        cores = usable_cores()
+        wanted = self._wanted_gpus
+        gpus = [] if wanted == 0 or (wanted is None and self._wanted_slots is not None) else visible_gpus()
+        if wanted is not None and wanted != 0:
+            numbers = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
+            if any(number >= len(gpus) or number < 0 for number in numbers):
+                raise Unsupported(
+                    f"gpus = {wanted!r}: this process sees {len(gpus)} GPUs. Drop gpus, or 0 for none."
+                )
+        else:
+            numbers = list(range(len(gpus)))
+        devices: dict[str, Device] = {}
+        if numbers:
+            per_slot = self._wanted_threads or max(1, cores // len(numbers))
+            for number in numbers:
+                gpu = gpus[number]
+                name = f"cuda:{number}"
+                devices[name] = Device(name, gpu.kind, memory_bytes=gpu.memory_bytes, cores=per_slot)
+                self._visible[name] = gpu.visible
+        else:
+            slots = self._wanted_slots or cores
+            per_slot = self._wanted_threads or max(1, cores // slots)
+            for number in range(slots):
+                name = f"cpu:{number}"
+                devices[name] = Device(name, "cpu", cores=per_slot)
+        if self.slots_per_trial > len(devices):
+            raise InvalidInput(
+                f"slots_per_trial = {self.slots_per_trial} does not fit in {len(devices)} slots."
+            )
+        return devices
+
+    @property
+    def clock(self) -> Clock:
+        """The wall clock."""
+        return self._clock
+
+    @property
+    def slots(self) -> int:
+        """CPU slots or GPUs."""
+        return len(self._machine())
+
+    # -- opening and closing ----------------------------------------------------------------------------
+
+    def open(self, job: Job) -> None:
+        """Pack the work; workers start when there is something to run."""
+        if self._job is not None:
+            raise ExecutorError("This executor is open already: one executor serves one study at a time.")
+        if not sys.executable or not hasattr(socket, "socketpair") or not hasattr(os, "fork"):
+            raise Unsupported("Local needs a Python interpreter on Linux or macOS.")
+        self._machine()
+        settings = Settings(
+            job.files.absolute(),
+            tuple(job.metrics),
+            str(job.options.get("study", "")),
+            job.options.get("make_meter"),
+        )
+        work = pack(job.work)
+        try:
+            cwd = os.getcwd()
+        except OSError:
+            cwd = str(job.files.absolute())
+        facts = {
+            "path": [os.path.abspath(entry) if entry == "" else entry for entry in sys.path],
+            "argv": sys.argv,
+            "cwd": cwd,
+            "offset_s": self._clock.now_s() - time.monotonic(),
+            "settings": settings,
+        }
+        head = pickle.dumps(facts, protocol=5)
+        (job.files / "logs").mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(job.files / "spilled", ignore_errors=True)  # of a driver that was killed
+        self._reset()
+        self._blob = self._scratch.enter_context(_scratch_file())
+        self._blob.write(FRAME.pack(len(head)) + head + work)
+        self._blob.flush()
+        self._board_file = self._scratch.enter_context(_scratch_file())
+        self._board_file.truncate(TICKET.size * _BOARD_SLOTS)
+        self._board = mmap.mmap(self._board_file.fileno(), 0)
+        self._selector = selectors.DefaultSelector()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-E", _guardian.__file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        self._job = job
+
+    def close(self) -> None:
+        """Kill all workers with all they have started."""
+        if self._job is None:
+            return
+        self._job = None
+        workers = list(self._workers.values())
+        if workers:
+            _guardian.kill_sessions({worker.process.pid for worker in workers})
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+            self._dismantle(worker)
+        if self._selector is not None:
+            self._selector.close()
+        if self._board is not None:
+            self._board.close()
+        self._scratch.close()
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
+            self._guard.wait()
+        self._reset()
+
+    # -- what is free -----------------------------------------------------------------------------------
+
+    def free(self) -> Sequence[Free]:
+        """Devices with something free, or with room in the queue while trials are short."""
+        if self._free is None:
+            depth = self._depth()
+            found: list[Free] = []
+            for name, device in self._machine().items():
+                fraction = max(0.0, 1.0 - self._held.get(name, 0.0))
+                fraction = fraction if fraction > _EPSILON else 0.0
+                backlog = 0
+                if depth:
+                    on = self._on.get(name, ())
+                    if not on:
+                        backlog = depth
+                    elif len(on) == 1 and self._takes_more(on[0]):
+                        backlog = max(0, depth + 1 - len(on[0].tickets))
+                if fraction or backlog:
+                    found.append(Free(device, fraction, backlog))
+            self._free = tuple(found)
+        return self._free
+
+    def _depth(self) -> int:
+        """How many placements to queue behind a running one, from how long the last ones took."""
+        taken_s = self._estimate_s
+        if taken_s is None or taken_s > 0.05:
+            return 0
+        return 1 if taken_s > 0.005 else min(_MAX_BACKLOG, max(2, int(0.05 / max(taken_s, 1e-5))))
+
+    @staticmethod
+    def _takes_more(worker: _Worker) -> bool:
+        shares = worker.shares
+        return not worker.exclusive and len(shares) == 1 and shares[0].fraction >= 1.0 - _EPSILON
+
+    # -- launching --------------------------------------------------------------------------------------
+
+    def launch(self, launches: Sequence[Launch]) -> None:
+        """Hand placements to workers."""
+        if self._job is None:
+            raise ExecutorError("The executor is not open.")
+        tickets = [self._ticket(launch) for launch in launches]
+        now_s = self._clock.now_s()
+        for ticket in tickets:
+            self._tickets[ticket.number] = ticket
+            for trial in ticket.open:
+                self._by_trial[trial] = ticket
+            if not self._place(ticket, now_s):
+                self._waiting.append(ticket)
+        self._free = None
+
+    def _ticket(self, launch: Launch) -> _Ticket:
+        placement = launch.placement
+        devices = self._machine()
+        for share in placement.shares:
+            if share.device not in devices:
+                raise InvalidInput(
+                    f"There is no device {share.device!r} here; there are {', '.join(devices)}."
+                )
+        if not placement.shares or not placement.segments:
+            raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
+        gpus, threads = self._needs(placement.shares)
+        names = tuple(f"cuda:{index}" for index in range(len(gpus))) or ("cpu",)
+        specs = []
+        for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
+            trial, copied = segment.trial, segment.copy_from
+            specs.append(
+                (
+                    trial.id,
+                    dict(trial.config),
+                    trial.seed,
+                    segment.start,
+                    segment.until,
+                    segment.last,
+                    None if copied is None else (copied.trial, copied.epoch),
+                    path,
+                    known,
+                    placement.attempt,
+                )
+            )
+        self._number += 1
+        try:
+            message = pickle.dumps((self._number, specs, names, threads), protocol=5)
+        except Exception as error:
+            for spec in specs:
+                raise check_config(spec[0], spec[1]) from error
+            raise
+        if len(message) > MESSAGE_BYTES:
+            message = self._spill(message)
+        epochs = {s.trial.id: known for s, known in zip(placement.segments, launch.known, strict=True)}
+        return _Ticket(self._number, launch, message, placement.shares, set(epochs), epochs)
+
+    def _spill(self, message: bytes) -> bytes:
+        if self._job is None:
+            raise ExecutorError("The executor is not open.")
+        folder = self._job.files.absolute() / "spilled"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self._number}.pickle"
+        path.write_bytes(message)
+        return SPILLED + os.fsencode(path)
+
+    def _needs(self, shares: tuple[Share, ...]) -> tuple[tuple[str, ...], int]:
+        devices = self._machine()
+        cores = sum(devices[share.device].cores * share.fraction for share in shares)
+        gpus = tuple(self._visible[share.device] for share in shares if share.device in self._visible)
+        return gpus, max(1, int(cores + _EPSILON))
+
+    def _fits(self, ticket: _Ticket) -> bool:
+        exclusive = ticket.launch.placement.exclusive
+        for share in ticket.shares:
+            on = self._on.get(share.device)
+            if on and (exclusive or any(worker.exclusive for worker in on)):
+                return False
+            if self._held.get(share.device, 0.0) + share.fraction > 1.0 + _EPSILON:
+                return False
+        return True
+
+    def _place(self, ticket: _Ticket, now_s: float) -> bool:
+        if self._fits(ticket):
+            gpus, threads = self._needs(ticket.shares)
+            idle = self._idle.get((gpus, threads))
+            worker = idle.pop() if idle else self._spawn(gpus, threads)
+            worker.shares = ticket.shares
+            worker.exclusive = ticket.launch.placement.exclusive
+            for share in ticket.shares:
+                self._held[share.device] = self._held.get(share.device, 0.0) + share.fraction
+                self._on.setdefault(share.device, []).append(worker)
+            worker.heard_s = now_s
+            self._push(worker, ticket)
+            return True
+        if len(ticket.shares) != 1 or ticket.launch.placement.exclusive or not self._depth():
+            return False
+        share = ticket.shares[0]
+        on = self._on.get(share.device, ())
+        if len(on) != 1 or share.fraction < 1.0 - _EPSILON or not self._takes_more(on[0]):
+            return False
+        if len(on[0].tickets) > _MAX_BACKLOG or on[0].verdict:
+            return False
+        self._push(on[0], ticket)
+        return True
+
+    def _push(self, worker: _Worker, ticket: _Ticket) -> None:
+        worker.tickets[ticket.number] = ticket
+        if worker.overflow:
+            worker.overflow.append(ticket.message)
+            return
+        try:
+            worker.queue.send(ticket.message)
+        except BlockingIOError:
+            worker.overflow.append(ticket.message)
+        except OSError:
+            pass  # it is dead; its end is noticed in poll, and the ticket moves on
+
+    # -- workers ----------------------------------------------------------------------------------------
+
+    def _spawn(self, gpus: tuple[str, ...], threads: int) -> _Worker:
+        if self._job is None or self._blob is None or self._board_file is None or self._selector is None:
+            raise ExecutorError("The executor is not open.")
+        self._retire()
+        index = next(number for number in range(_BOARD_SLOTS) if number not in self._workers)
+        control, control_theirs = socket.socketpair()
+        kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
+        if sys.platform == "darwin":
+            kind = socket.SOCK_DGRAM
+        queue, queue_theirs = socket.socketpair(socket.AF_UNIX, kind)
+        queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_BYTES)
+        lifeline_theirs, lifeline = os.pipe()
+        log = self._job.files / "logs" / f"worker-{index}.log"
+        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        elif self._wanted_gpus == 0:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        fds = (
+            control_theirs.fileno(),
+            queue_theirs.fileno(),
+            lifeline_theirs,
+            self._blob.fileno(),
+            self._board_file.fileno(),
+        )
+        root = str(Path(__file__).parents[2])
+        try:
+            with log.open("ab") as out:
+                log_from = out.tell()
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, root, *map(str, fds), str(index), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=fds,
+                    start_new_session=True,  # the terminal's Ctrl-C is for the driver, which drains
+                    env=environment,
+                )
+        except OSError as error:
+            raise ExecutorError(f"A worker process can't be started: {error}.") from error
+        finally:
+            control_theirs.close()
+            os.close(lifeline_theirs)
+        control.setblocking(False)
+        queue.setblocking(False)
+        pidfd = None
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(process.pid)
+        worker = _Worker(
+            index, gpus, threads, process, control, queue, queue_theirs, lifeline, pidfd, log, log_from
+        )
+        self._workers[index] = worker
+        self._selector.register(control, selectors.EVENT_READ, worker)
+        if pidfd is not None:
+            self._selector.register(pidfd, selectors.EVENT_READ, worker)
+        self._tell_guard(b"+%d\n" % process.pid)
+        return worker
+
+    def _tell_guard(self, line: bytes) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._guard.stdin.fileno(), line)
+
+    def _retire(self) -> None:
+        """Let go of the longest idle worker when there are more than slots."""
+        idle = [worker for workers in self._idle.values() for worker in workers]
+        if len(idle) >= max(2, len(self._machine())):
+            oldest = min(idle, key=lambda worker: worker.heard_s)
+            self._idle[oldest.key].remove(oldest)
+            self._bury(oldest)
+
+    def _dismantle(self, worker: _Worker) -> None:
+        if self._selector is not None:
+            for item in (worker.control, worker.pidfd):
+                if item is not None:
+                    with contextlib.suppress(KeyError, ValueError):
+                        self._selector.unregister(item)
+        for sock in (worker.control, worker.queue, worker.taken_back):
+            sock.close()
+        os.close(worker.lifeline)
+        if worker.pidfd is not None:
+            os.close(worker.pidfd)
+        self._workers.pop(worker.index, None)
+
+    def _bury(self, worker: _Worker) -> None:
+        """End a worker's whole session, then its process, then our ends of its pipes."""
+        _guardian.kill_sessions({worker.process.pid})  # before it is reaped: until then the number is its own
+        worker.process.kill()
+        worker.process.wait()
+        self._tell_guard(b"-%d\n" % worker.process.pid)
+        self._dismantle(worker)
+
+    def _release(self, worker: _Worker) -> None:
+        for share in worker.shares:
+            left = self._held[share.device] - share.fraction
+            self._on[share.device].remove(worker)
+            self._held[share.device] = left if self._on[share.device] else 0.0
+        worker.shares = ()
+        worker.exclusive = False
+        self._free = None
+
+    def _take_back(self, worker: _Worker, most: int | None = None) -> list[_Ticket]:
+        """Tickets out of a worker's queue that it has not begun, in order."""
+        found: list[_Ticket] = []
+        buffer = bytearray(MESSAGE_BYTES)
+        while most is None or len(found) < most:
+            try:
+                length = worker.taken_back.recv_into(buffer, MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, OSError):
+                break
+            message = bytes(buffer[:length])
+            ticket = self._of_message(message, worker)
+            if ticket is not None:
+                found.append(ticket)
+            if length == 0:
+                break
+        while worker.overflow and (most is None or len(found) < most):
+            ticket = self._of_message(worker.overflow.popleft(), worker)
+            if ticket is not None:
+                found.append(ticket)
+        return found
+
+    @staticmethod
+    def _of_message(message: bytes, worker: _Worker) -> _Ticket | None:
+        number = next((n for n, ticket in worker.tickets.items() if ticket.message == message), None)
+        return None if number is None else worker.tickets.pop(number)
+
+    # -- stopping ---------------------------------------------------------------------------------------
+
+    def stop(self, trials: Sequence[int], *, reason: str, keep: bool = False) -> None:
+        """Tell workers to end trials at their next report; what has not begun ends now."""
+        wanted = {trial: ticket for trial in trials if (ticket := self._by_trial.get(trial)) is not None}
+        if not wanted:
+            return
+        numbers = {ticket.number for ticket in wanted.values()}
+        for worker in list(self._workers.values()):
+            if not numbers.isdisjoint(worker.tickets):
+                for ticket in self._take_back(worker):
+                    if ticket.number in numbers:
+                        self._waiting.append(ticket)  # picked out below
+                    else:
+                        self._push(worker, ticket)
+        waiting = {ticket.number for ticket in self._waiting}
+        now_s = self._clock.now_s()
+        for trial, ticket in wanted.items():
+            if ticket.number in waiting:
+                status = TrialStatus.PAUSED if keep else TrialStatus.STOPPED
+                self._end(ticket, Ended(now_s, trial, status, ticket.epochs[trial], reason, kept=keep))
+                continue
+            for worker in self._workers.values():
+                if ticket.number in worker.tickets:
+                    data = pickle.dumps((ticket.number, trial, reason, keep), protocol=5)
+                    worker.outbox += FRAME.pack(len(data)) + data
+                    self._send_out(worker)
+        self._waiting = deque(ticket for ticket in self._waiting if ticket.open)
+        for worker in list(self._workers.values()):
+            if worker.shares and not worker.tickets:
+                self._rest(worker)
+        self._free = None
+
+    def _send_out(self, worker: _Worker) -> None:
+        try:
+            while worker.outbox:
+                del worker.outbox[: worker.control.send(worker.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            worker.outbox.clear()
+
+    # -- events -----------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        """Wait for workers."""
+        if self._selector is None:
+            events, self._events = self._events, []
+            return events
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        first = True
+        while True:
+            self._pump()
+            if self._error is not None and not self._events:
+                error, self._error = self._error, None
+                raise error
+            left = None if deadline is None else deadline - time.monotonic()
+            over = left is not None and left <= 0
+            if self._events or not self._tickets or (over and not first):
+                if not self._events and first:
+                    self._listen(0.0)
+                break
+            self._listen(self._patience(left))
+            first = False
+            self._check()
+        events, self._events = self._events, []
+        return events
+
+    def _patience(self, left: float | None) -> float:
+        """How long to wait at most before looking after hanging trainings and idle devices."""
+        wait = _TICK_S if left is None else max(0.0, min(_TICK_S, left))
+        timeout_s = None if self._job is None else self._job.timeout_s
+        if timeout_s is not None:
+            wait = min(wait, max(0.01, timeout_s / 10))
+        if any(len(worker.tickets) > 1 or worker.overflow for worker in self._workers.values()):
+            wait = min(wait, _STEAL_S)
+        return wait
+
+    def _listen(self, wait_s: float) -> None:
+        if self._selector is None:
+            return
+        dead: list[_Worker] = []
+        for key, _ in self._selector.select(wait_s):
+            worker: _Worker = key.data
+            if key.fileobj is worker.control:
+                if not self._receive(worker) and worker.pidfd is None:
+                    dead.append(worker)
+            else:
+                dead.append(worker)
+        for worker in dead:
+            if worker.index in self._workers and self._workers[worker.index] is worker:
+                self._died(worker)
+
+    def _receive(self, worker: _Worker) -> bool:
+        """Read all there is; False at the end of the stream."""
+        alive = True
+        inbox = worker.inbox
+        while True:
+            try:
+                data = worker.control.recv(1 << 18)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                data = b""
+            if not data:
+                alive = False
+                if self._selector is not None and worker.pidfd is not None:
+                    with contextlib.suppress(KeyError, ValueError):
+                        self._selector.unregister(worker.control)  # its pidfd tells when it is over
+                break
+            inbox += data
+            if len(data) < 1 << 18:
+                break
+        position = 0
+        while len(inbox) - position >= FRAME.size:
+            (length,) = FRAME.unpack_from(inbox, position)
+            end = position + FRAME.size + length
+            if len(inbox) < end:
+                break
+            self._take(worker, pickle.loads(memoryview(inbox)[position + FRAME.size : end]))
+            position = end
+        if position:
+            del inbox[:position]
+        return alive
+
+    def _take(self, worker: _Worker, messages: list[tuple[Any, ...]]) -> None:
+        worker.heard_s = self._clock.now_s()
+        events, tickets = self._events, worker.tickets
+        for message in messages:
+            kind = message[0]
+            if kind == "y":
+                worker.ready = True
+                self._failed_starts = 0
+                continue
+            if kind == "x":
+                worker.broken = message[1], message[2]
+                continue
+            ticket = tickets.get(message[1])
+            trial: int = message[2]
+            if ticket is None or trial not in ticket.open:
+                continue
+            time_s: float = message[3]
+            if kind == "r":
+                _, _, _, _, epoch, metrics, train_s, energy = message
+                drawn = (
+                    None
+                    if energy is None
+                    else Measurement(energy[0], energy[1], Source(energy[2]), energy[3])
+                )
+                ticket.epochs[trial] = max(ticket.epochs[trial], epoch)
+                events.append(Reported(time_s, trial, epoch, metrics, train_s, drawn))
+            elif kind == "s":
+                placement = ticket.launch.placement
+                fused = () if len(placement.segments) == 1 else tuple(s.trial.id for s in placement.segments)
+                events.append(Started(time_s, trial, message[4], ticket.shares, placement.attempt, fused))
+                ticket.seen = True
+                ticket.began_s = time_s
+            elif kind == "c":
+                events.append(Saved(time_s, trial, message[4], message[5]))
+            else:
+                _, _, _, _, status, epoch, reason, error, kept = message
+                self._end(ticket, Ended(time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept))
+                if not ticket.open:
+                    del tickets[ticket.number]
+                    self._learn(time_s - ticket.began_s)
+                    self._free = None
+        if worker.shares and not tickets:
+            self._rest(worker)
+
+    def _learn(self, taken_s: float) -> None:
+        """Follow the time segments take: up at once, down slowly, so that nothing queues behind a long one."""
+        old = self._estimate_s
+        self._estimate_s = taken_s if old is None else max(taken_s, 0.9 * old + 0.1 * taken_s)
+
+    def _end(self, ticket: _Ticket, ended: Ended) -> None:
+        self._events.append(ended)
+        ticket.open.discard(ended.trial)
+        if self._by_trial.get(ended.trial) is ticket:
+            del self._by_trial[ended.trial]
+        if not ticket.open:
+            self._tickets.pop(ticket.number, None)
+            if ticket.message[:1] == SPILLED:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.fsdecode(ticket.message[1:]))
+
+    def _rest(self, worker: _Worker) -> None:
+        """It has nothing to do: its devices are free."""
+        self._release(worker)
+        self._idle.setdefault(worker.key, []).append(worker)
+
+    def _pump(self) -> None:
+        """Move what can move: overflowing queues, waiting tickets, tickets queued behind a long one."""
+        for worker in self._workers.values():
+            if worker.outbox:
+                self._send_out(worker)
+            while worker.overflow:
+                try:
+                    worker.queue.send(worker.overflow[0])
+                except OSError:
+                    break
+                worker.overflow.popleft()
+        if self._waiting:
+            now_s = self._clock.now_s()
+            blocked: deque[_Ticket] = deque()
+            while self._waiting:
+                ticket = self._waiting.popleft()
+                if not self._place(ticket, now_s):
+                    blocked.append(ticket)
+            self._waiting = blocked
+            self._free = None
+        elif len(self._tickets) > 1:
+            self._steal()
+
+    def _steal(self) -> None:
+        """Give idle devices what waits behind a segment that takes longer than expected."""
+        lonely = [name for name in self._machine() if not self._on.get(name)]
+        if not lonely:
+            return
+        now_s = self._clock.now_s()
+        for worker in list(self._workers.values()):
+            if len(worker.tickets) < 2 or now_s - worker.heard_s < _STEAL_S or len(worker.shares) != 1:
+                continue
+            kind = self._machine()[worker.shares[0].device].kind
+            for name in [name for name in lonely if self._machine()[name].kind == kind]:
+                taken = self._take_back(worker, 1)
+                if not taken:
+                    break
+                ticket = taken[0]
+                ticket.shares = (Share(name, ticket.shares[0].fraction),)
+                lonely.remove(name)
+                self._free = None
+                if not self._place(ticket, now_s):
+                    self._waiting.append(ticket)
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Kill workers whose training reports nothing; notice deaths where there is no pidfd."""
+        if self._job is None:
+            return
+        timeout_s, now_s = self._job.timeout_s, self._clock.now_s()
+        for worker in list(self._workers.values()):
+            if worker.pidfd is None and worker.process.poll() is not None:
+                self._died(worker)
+            elif (
+                timeout_s is not None
+                and worker.tickets
+                and worker.ready
+                and not worker.verdict
+                and now_s - worker.heard_s > timeout_s
+            ):
+                worker.verdict = f"no report for {timeout_s:g} s (timeout_s)"
+                with contextlib.suppress(OSError):
+                    os.kill(worker.process.pid, signal.SIGKILL)
+
+    def _died(self, worker: _Worker) -> None:
+        self._receive(worker)  # what it said before
+        current = 0 if self._board is None else TICKET.unpack_from(self._board, TICKET.size * worker.index)[0]
+        back = self._take_back(worker)
+        grabbed = list(worker.tickets.values())
+        worker.tickets = {}
+        if worker.shares:
+            self._release(worker)
+        elif worker in self._idle.get(worker.key, ()):
+            self._idle[worker.key].remove(worker)
+        self._bury(worker)
+        now_s = self._clock.now_s()
+        if not worker.ready:
+            self._start_failed(worker)
+        for ticket in grabbed:
+            if ticket.number != current and not ticket.seen:
+                back.insert(0, ticket)  # taken, but not begun
+                continue
+            fate = worker.verdict or f"its worker died: {_how(worker.process.returncode)}"
+            if not ticket.seen:
+                for trial in sorted(ticket.open):
+                    self._events.append(
+                        Started(now_s, trial, 0, ticket.shares, ticket.launch.placement.attempt)
+                    )
+            for trial in sorted(ticket.open):
+                ended = Ended(
+                    now_s,
+                    trial,
+                    TrialStatus.FAILED,
+                    ticket.epochs[trial],
+                    fate,
+                    "" if worker.verdict else self._tail(worker),
+                    lost=not worker.verdict,
+                )
+                self._end(ticket, ended)
+        self._waiting.extendleft(sorted(back, key=lambda ticket: -ticket.number))
+        self._free = None
+
+    def _start_failed(self, worker: _Worker) -> None:
+        self._failed_starts += 1
+        if worker.broken is None and self._failed_starts < _START_TRIES:
+            return
+        if worker.broken is not None:
+            why, detail = worker.broken
+        else:
+            why, detail = _how(worker.process.returncode), self._tail(worker)
+        self._error = ExecutorError(
+            f"Workers can't be started: {why}. The training function must be importable in a new process "
+            f"(log: {worker.log}).\n{detail}".rstrip()
+        )
+
+    def _tail(self, worker: _Worker) -> str:
+        """The last lines it wrote."""
+        try:
+            with worker.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 4096, min(worker.log_from, size)))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return clean("\n".join(lines[-20:]))
+
+
+@contextlib.contextmanager
+def _scratch_file() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as file:
+        yield file
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "it can't be reached"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

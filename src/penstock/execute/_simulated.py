@@ -1,0 +1,546 @@
+"""The simulated executor: a virtual clock; the training function gives the metrics, a cost model the time."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import inspect
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+from penstock.core import (
+    Clock,
+    Config,
+    Device,
+    Ended,
+    Event,
+    Free,
+    Measurement,
+    Placement,
+    Reported,
+    Saved,
+    Segment,
+    Source,
+    Started,
+    TrialStatus,
+    VirtualClock,
+)
+from penstock.core.errors import ExecutorError, InvalidInput
+from penstock.execute._base import Executor, Job, Launch
+from penstock.train._checkpoint import MemoryCheckpoints, Report
+from penstock.train._worker import End, Settings, Spec, execute
+
+Seconds: TypeAlias = float | Callable[[Config, int], float] | Callable[[Config, int, Placement], float]
+"""Seconds per epoch: a number, or a function of the configuration, the epoch (from 0) and perhaps the placement."""
+
+Failure: TypeAlias = Callable[[int, int, int], bool]
+"""``failure(trial, epoch, attempt)``: whether the worker dies in that epoch (from 0) of that try."""
+
+_EPSILON = 1e-9
+_CLOSED = ("closed", False)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What a trial does next: some epochs, then its news."""
+
+    epochs: list[int]  # those it takes time for, counted from 0
+    reports: list[Report] = field(default_factory=list)
+    saved: list[tuple[int, str]] = field(default_factory=list)
+    end: End | None = None
+
+
+@final
+class _Script:
+    """The steps of one segment, in order, from the news its training function gives."""
+
+    def __init__(self) -> None:
+        self._at: int | None = None  # epochs accounted for
+        self.steps: list[_Step] = []
+
+    def _to(self, epoch: int) -> _Step:
+        at = epoch - 1 if self._at is None else self._at
+        if epoch > at or not self.steps:
+            self.steps.append(_Step(list(range(at, epoch))))
+            self._at = epoch
+        return self.steps[-1]
+
+    def begin(self, epoch: int) -> None:
+        if self._at is None:
+            self._at = epoch
+
+    def report(self, report: Report) -> None:
+        self._to(report[0]).reports.append(report)
+
+    def save(self, epoch: int, path: str) -> None:
+        self._to(epoch).saved.append((epoch, path))
+
+    def close(self, end: End) -> None:
+        at = self._at or 0
+        # A failure comes in the middle of an epoch: it has taken that epoch's time.
+        extra = range(at, end.epoch + 1) if end.status == TrialStatus.FAILED else range(at, end.epoch)
+        if extra or not self.steps:
+            self.steps.append(_Step(list(extra)))
+        self.steps[-1].end = end
+
+
+@final
+class _Eager:
+    """A training function that is called at once: its budget is finite."""
+
+    def __init__(self, call: Callable[[Any], End], start: int) -> None:
+        self._script = _Script()
+        self._script.begin(start)
+        self._script.close(call(self))
+        self._next = 0
+
+    def reported(self, report: Report) -> None:
+        self._script.report(report)
+
+    def saved(self, epoch: int, path: str) -> None:
+        self._script.save(epoch, path)
+
+    def told(self) -> tuple[str, bool] | None:
+        return None
+
+    def next(self) -> _Step:
+        step = self._script.steps[self._next]
+        self._next += 1
+        return step
+
+    def quit(self) -> None:
+        pass
+
+
+@final
+class _Lazy:
+    """A training function without a budget, which may go on for ever: it is let on epoch by epoch."""
+
+    def __init__(self, call: Callable[[Any], End], start: int) -> None:
+        self._script = _Script()
+        self._script.begin(start)
+        self._go = threading.Semaphore(0)
+        self._came = threading.Semaphore(0)
+        self._stop: tuple[str, bool] | None = None
+        self._over = False
+        self._thread = threading.Thread(
+            target=self._run, args=(call,), name="penstock-simulated", daemon=True
+        )
+        self._begun = False
+
+    def _run(self, call: Callable[[Any], End]) -> None:
+        self._go.acquire()
+        try:
+            self._script.close(call(self))
+        finally:
+            self._over = True
+            self._came.release()
+
+    def reported(self, report: Report) -> None:
+        self._script.report(report)
+
+    def saved(self, epoch: int, path: str) -> None:
+        self._script.save(epoch, path)
+
+    def told(self) -> tuple[str, bool] | None:
+        if self._script.steps and self._stop is None:
+            self._came.release()
+            self._go.acquire()
+        return self._stop
+
+    def next(self) -> _Step:
+        steps = self._script.steps
+        if not steps:
+            if not self._begun:
+                self._begun = True
+                self._thread.start()
+            self._go.release()
+            self._came.acquire()
+        if not steps:
+            raise ExecutorError("A simulated training function ended without a word.")
+        return steps.pop(0)
+
+    def quit(self) -> None:
+        """Unwind the function; what it does from now on is nobody's."""
+        self._stop = _CLOSED
+        if self._begun and not self._over:
+            self._go.release()
+            self._thread.join(timeout=10)
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One trial of a flight."""
+
+    segment: Segment
+    source: _Eager | _Lazy
+    epoch: int
+    stop: tuple[str, bool] | None = None
+    step: _Step | None = None
+    took_s: float = 0.0
+    ended: Ended | None = None
+    paths: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A launched placement. Its members go step by step together and end together."""
+
+    launch: Launch
+    members: list[_Member]
+    verdict: str = ""  # how the present step goes wrong
+    lost: bool = False
+
+
+@final
+class Simulated(Executor):
+    """Runs trials on imagined devices, in virtual time.
+
+    The training function is really called, in this process, for the metrics of its epochs; how long they take is
+    ``seconds``. The same study gives the same events at the same times. Checkpoints live in memory: a study
+    resumed in another process starts its unfinished trials again.
+
+    Args:
+        devices: How many devices, or how many of each kind.
+        seconds: Seconds per epoch on a whole device: a number, or a function ``(config, epoch)``, epochs counted
+            from 0. A fraction of a device takes proportionally longer, several devices are no faster. A function
+            ``(config, epoch, placement)`` decides about shares itself.
+        kinds: How many times faster than ``seconds`` each kind of device is; 1 where not given. The slowest
+            device of a placement counts.
+        failure: ``failure(trial, epoch, attempt)`` says whether the worker dies in that epoch, for tests.
+    """
+
+    def __init__(
+        self,
+        devices: int | Mapping[str, int] = 8,
+        *,
+        seconds: Seconds = 1.0,
+        kinds: Mapping[str, float] | None = None,
+        failure: Failure | None = None,
+        slots_per_trial: float = 1,
+    ) -> None:
+        counts = {"simulated": devices} if isinstance(devices, int) else dict(devices)
+        if any(count < 0 for count in counts.values()) or sum(counts.values()) < 1:
+            raise InvalidInput(f"devices must be at least 1, got {devices!r}.")
+        if not callable(seconds) and not (math.isfinite(seconds) and seconds > 0):
+            raise InvalidInput(f"seconds must be positive, got {seconds!r}.")
+        for kind, speed in (kinds or {}).items():
+            if kind not in counts:
+                raise InvalidInput(f"kinds names {kind!r}, but devices has only {', '.join(counts)}.")
+            if not (math.isfinite(speed) and speed > 0):
+                raise InvalidInput(f"The speed of {kind!r} must be positive, got {speed!r}.")
+        total = sum(counts.values())
+        if not slots_per_trial > 0 or slots_per_trial > total:
+            raise InvalidInput(f"slots_per_trial must be in (0, {total}], got {slots_per_trial}.")
+        self.slots_per_trial = slots_per_trial
+        self._made_with: tuple[Any, dict[str, Any]] = (
+            devices,
+            {"seconds": seconds, "kinds": kinds, "failure": failure, "slots_per_trial": slots_per_trial},
+        )
+        self._seconds = seconds
+        self._takes_placement = callable(seconds) and _arity(seconds) >= 3
+        self._speeds = {kind: (kinds or {}).get(kind, 1.0) for kind in counts}
+        self._failure = failure
+        self._devices: dict[str, Device] = {}
+        for kind, count in counts.items():
+            for _ in range(count):
+                name = f"sim:{len(self._devices)}"
+                self._devices[name] = Device(name, kind, node="simulated")
+        self._clock = VirtualClock()
+        self._job: Job | None = None
+        self._reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it was made, not what it runs: a study's executor is kept with the study."""
+        devices, options = self._made_with
+        return functools.partial(Simulated, devices, **options), ()
+
+    def _reset(self) -> None:
+        self._heap: list[tuple[float, int, _Flight]] = []
+        self._number = 0
+        self._flights: dict[int, tuple[_Flight, _Member]] = {}
+        self._events: list[Event] = []
+        self._box: dict[str, tuple[int, bytes]] = {}
+        self._free: dict[str, Free] = {name: Free(device) for name, device in self._devices.items()}
+        self._on: dict[str, int] = {}
+        self._exclusive: set[str] = set()
+        self._listed: tuple[Free, ...] | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """The virtual clock; it starts at 0."""
+        return self._clock
+
+    @property
+    def slots(self) -> int:
+        """How many devices."""
+        return len(self._devices)
+
+    def open(self, job: Job) -> None:
+        """Make ready; nothing is shipped, for the work runs in this process."""
+        if self._job is not None:
+            raise ExecutorError("This executor is open already: one executor serves one study at a time.")
+        if not callable(job.work):
+            raise InvalidInput(f"The work must be callable with a Run, got {job.work!r}.")
+        self._reset()
+        self._job = job
+        self._settings = Settings(
+            None, tuple(job.metrics), str(job.options.get("study", "")), job.options.get("make_meter")
+        )
+
+    def close(self) -> None:
+        """Forget everything."""
+        for _, member in list(self._flights.values()):
+            member.source.quit()
+        self._job = None
+        self._reset()
+
+    def free(self) -> Sequence[Free]:
+        """Devices with something free, those freed last at the end."""
+        if self._listed is None:
+            self._listed = tuple(self._free.values())
+        return self._listed
+
+    # -- launching --------------------------------------------------------------------------------------
+
+    def launch(self, launches: Sequence[Launch]) -> None:
+        """Begin placements at the present virtual time."""
+        if self._job is None:
+            raise ExecutorError("The executor is not open.")
+        now_s = self._clock.now_s()
+        for launch in launches:
+            self._hold(launch.placement)
+            members = [
+                self._member(segment, path, known, launch.placement.attempt)
+                for segment, path, known in zip(
+                    launch.placement.segments, launch.checkpoints, launch.known, strict=True
+                )
+            ]
+            flight = _Flight(launch, members)
+            fused = () if len(members) == 1 else tuple(member.segment.trial.id for member in members)
+            placement = launch.placement
+            for member in members:
+                trial = member.segment.trial.id
+                self._flights[trial] = flight, member
+                self._events.append(
+                    Started(now_s, trial, member.segment.start, placement.shares, placement.attempt, fused)
+                )
+            self._go_on(flight, now_s)
+
+    def _member(self, segment: Segment, path: str | None, known: int, attempt: int) -> _Member:
+        trial, copied, job = segment.trial, segment.copy_from, self._job
+        if job is None:
+            raise ExecutorError("The executor is not open.")
+        spec = Spec(
+            trial.id,
+            dict(trial.config),
+            trial.seed,
+            segment.start,
+            segment.until,
+            segment.last,
+            None if copied is None else (copied.trial, copied.epoch),
+            path,
+            known,
+            attempt,
+        )
+        checkpoints = MemoryCheckpoints(self._box, trial.id, path)
+        work, settings = job.work, self._settings
+
+        def call(sink: Any) -> End:
+            return execute(work, spec, settings, sink, checkpoints=checkpoints)
+
+        kept = None if path is None else self._box.get(path)
+        start = 0 if kept is None else kept[0]
+        source = _Lazy(call, start) if segment.until is None else _Eager(call, start)
+        return _Member(segment, source, known)
+
+    def _hold(self, placement: Placement) -> None:
+        for share in placement.shares:
+            free = self._free.get(share.device)
+            if share.device not in self._devices:
+                raise InvalidInput(f"There is no device {share.device!r} here.")
+            busy = self._on.get(share.device, 0)
+            if (
+                free is None
+                or share.fraction > free.fraction + _EPSILON
+                or share.device in self._exclusive
+                or (placement.exclusive and busy)
+            ):
+                left = 0.0 if free is None else free.fraction
+                raise ExecutorError(
+                    f"{share.fraction:g} of {share.device} is asked for, but {left:g} is free."
+                )
+        if not placement.shares or not placement.segments:
+            raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
+        for share in placement.shares:
+            self._on[share.device] = self._on.get(share.device, 0) + 1
+            left = 0.0 if placement.exclusive else self._free[share.device].fraction - share.fraction
+            if placement.exclusive:
+                self._exclusive.add(share.device)
+            if left > _EPSILON:
+                self._free[share.device] = Free(self._devices[share.device], left)
+            else:
+                del self._free[share.device]
+        self._listed = None
+
+    def _release(self, placement: Placement) -> None:
+        for share in placement.shares:
+            name = share.device
+            self._on[name] -= 1
+            self._exclusive.discard(name)
+            held = self._free.pop(name, None)
+            fraction = share.fraction + (0.0 if held is None else held.fraction)
+            if not self._on[name] or fraction > 1.0 - _EPSILON:
+                fraction = 1.0
+            self._free[name] = Free(self._devices[name], fraction)
+        self._listed = None
+
+    # -- time -------------------------------------------------------------------------------------------
+
+    def _cost_s(self, config: Config, epoch: int, placement: Placement) -> float:
+        seconds: Any = self._seconds
+        if self._takes_placement:
+            cost = seconds(config, epoch, placement)
+        else:
+            cost = seconds(config, epoch) if callable(seconds) else seconds
+            cost /= min(1.0, sum(share.fraction for share in placement.shares))
+        if not (isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0):
+            raise InvalidInput(
+                f"seconds gave {cost!r} for epoch {epoch} of {dict(config)}; it must be at least 0."
+            )
+        return float(cost) / min(self._speeds[self._devices[share.device].kind] for share in placement.shares)
+
+    def _go_on(self, flight: _Flight, now_s: float) -> None:
+        """Plan the flight's next step."""
+        placement, longest = flight.launch.placement, 0.0
+        for member in flight.members:
+            if member.ended is not None:
+                continue
+            member.step = step = member.source.next()
+            config, trial = member.segment.trial.config, member.segment.trial.id
+            taken = 0.0
+            for epoch in step.epochs:
+                taken += self._cost_s(config, epoch, placement)
+                if self._failure is not None and self._failure(trial, epoch, placement.attempt):
+                    flight.verdict, flight.lost = "its worker died: simulated", True
+                    break
+            member.took_s = taken
+            longest = max(longest, taken)
+        timeout_s = None if self._job is None else self._job.timeout_s
+        if timeout_s is not None and longest > timeout_s:
+            flight.verdict, flight.lost = f"no report for {timeout_s:g} s (timeout_s)", False
+            longest = timeout_s
+        self._number += 1
+        heapq.heappush(self._heap, (now_s + longest, self._number, flight))
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        """Move the clock to the next thing that happens, at most by ``timeout_s``."""
+        heap, clock = self._heap, self._clock
+        limit = None if timeout_s is None else clock.now_s() + timeout_s
+        while heap:
+            time_s = heap[0][0]
+            if limit is not None and time_s > limit:
+                clock.advance_to(limit)
+                break
+            before = len(self._events)
+            clock.advance_to(time_s)
+            while heap and heap[0][0] <= time_s:
+                _, _, flight = heapq.heappop(heap)
+                self._arrive(flight, time_s)
+            if len(self._events) > before:
+                break
+        events, self._events = self._events, []
+        return events
+
+    def _arrive(self, flight: _Flight, now_s: float) -> None:
+        """The flight's step is over."""
+        for member in flight.members:
+            step, trial = member.step, member.segment.trial.id
+            if member.ended is not None or step is None:
+                continue
+            if flight.verdict:
+                member.ended = Ended(
+                    now_s, trial, TrialStatus.FAILED, member.epoch, flight.verdict, lost=flight.lost
+                )
+                continue
+            self._tell(member, step, now_s)
+        if any(member.ended is None for member in flight.members):
+            self._go_on(flight, now_s)
+            return
+        for member in flight.members:
+            self._finish(member, now_s)
+        self._release(flight.launch.placement)
+
+    def _tell(self, member: _Member, step: _Step, now_s: float) -> None:
+        trial, end = member.segment.trial.id, step.end
+        for epoch, metrics, _, energy in step.reports:
+            drawn = (
+                None if energy is None else Measurement(energy[0], energy[1], Source(energy[2]), energy[3])
+            )
+            self._events.append(Reported(now_s, trial, epoch, metrics, member.took_s, drawn))
+            member.epoch = max(member.epoch, epoch)
+        for epoch, path in step.saved:
+            self._events.append(Saved(now_s, trial, epoch, path))
+            member.paths.append((epoch, path))
+        told = member.stop
+        failed = end is not None and end.status == TrialStatus.FAILED
+        if told is not None and (step.reports or end is not None) and not failed:
+            reason, keep = told
+            at_end = (
+                member.segment.until is not None and end is not None and end.epoch >= member.segment.until
+            )
+            if not keep:
+                member.ended = Ended(now_s, trial, TrialStatus.STOPPED, member.epoch, reason)
+                return
+            if not at_end:
+                member.ended = Ended(now_s, trial, TrialStatus.PAUSED, member.epoch, reason, kept=True)
+                return
+        if end is not None:
+            member.ended = Ended(
+                now_s, trial, TrialStatus(end.status), end.epoch, end.reason, end.error, kept=end.kept
+            )
+
+    def _finish(self, member: _Member, now_s: float) -> None:
+        ended, trial = member.ended, member.segment.trial.id
+        if ended is None:
+            return
+        member.source.quit()
+        if ended.time_s != now_s:  # it was through before its companions
+            ended = Ended(
+                now_s,
+                trial,
+                ended.status,
+                ended.epoch,
+                ended.reason,
+                ended.error,
+                ended.lost,
+                kept=ended.kept,
+            )
+        self._events.append(ended)
+        del self._flights[trial]
+        newest = max((epoch for epoch, _ in member.paths), default=None)
+        for epoch, path in member.paths:
+            if epoch != newest:
+                self._box.pop(path, None)
+
+    def stop(self, trials: Sequence[int], *, reason: str, keep: bool = False) -> None:
+        """End trials at their next report."""
+        for trial in trials:
+            found = self._flights.get(trial)
+            if found is not None and found[1].stop is None:
+                found[1].stop = reason, keep
+
+
+def _arity(function: Callable[..., Any]) -> int:
+    """How many positional arguments a function takes."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in positional for parameter in parameters)

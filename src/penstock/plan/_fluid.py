@@ -1,0 +1,197 @@
+"""The Fluid planner: what waits is packed or spread by how long it takes, and widths follow as trials end."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from penstock.core import Placement, Plan, PlanPass, Share
+from penstock.core.errors import InvalidInput
+from penstock.plan._board import EPSILON, Board
+from penstock.plan._elastic import Idle, elastic
+from penstock.plan._outlook import Outlook, Runtime
+from penstock.plan._pack import Allotment, forecast_s, makespan_s
+from penstock.predict import Overhead
+
+Widths: TypeAlias = Literal["lookahead", "waterfill"]
+"""How wide waiting trials become: by a look ahead at several choices, or by StaticFluid as in the paper."""
+
+
+_LOOKAHEAD = ((64, 8), (256, 4), (1 << 60, 1))  # up to so many waiting trials, so many choices are compared
+_GROUP = 4  # and at least so many when a group meets idle devices
+_PLAYED = 100  # a group of up to so many is played through on idle devices; otherwise the end is estimated
+_GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earlier: forecasts err
+_SLACK = 1.15  # without a comparison: the least horizon can rarely be met
+_TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
+
+
+def fluid(
+    *,
+    c: int = 1,
+    d: int = 1,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    epsilon_s: float = 0.0,
+    runtime: Runtime | None = None,
+    idle: Idle = "longest",
+    widths: Widths = "lookahead",
+) -> tuple[PlanPass, ...]:
+    """The passes of a planner that shares devices among short trials and spreads long ones (Fluid).
+
+    Args:
+        c: The most trials on one device. Lowered to where ``alpha`` says one more still pays.
+        d: The most devices of one trial. Lowered to where ``beta`` says one more still pays.
+        alpha: Packing overhead: with p trials on a device each takes ``alpha ** (p - 1)`` times as long.
+        beta: Scaling overhead: on w devices a trial takes ``beta ** (w - 1) / w`` of its time.
+        epsilon_s: What a change of width costs a running trial, in seconds.
+        runtime: The expected seconds of a placement alone on one device, or None if not known; by default
+            ``Placement.expected_s``.
+        idle: Who gets devices that nothing waits for: the trial that would end last, the best one, or all evenly.
+        widths: How wide waiting trials become: ``"lookahead"`` compares StaticFluid with other choices when a group
+            comes alone (a stream of trials gets StaticFluid's); ``"waterfill"`` is StaticFluid throughout.
+
+    Returns:
+        Two passes: one places what waits, one changes what runs.
+    """
+    overhead = Overhead(alpha, beta, c, d, epsilon_s).within_bounds()
+    if idle not in ("longest", "waterfill", "best", "even"):
+        raise InvalidInput(f'idle is {idle!r}; give "longest", "waterfill", "best" or "even".')
+    if widths not in ("lookahead", "waterfill"):
+        raise InvalidInput(f'widths is {widths!r}; give "lookahead" or "waterfill".')
+    allotment = Allotment(overhead)
+
+    def place(plan: Plan) -> Plan:
+        return _place(plan, allotment, runtime, widths) if plan.waiting and plan.free else plan
+
+    return place, elastic(overhead, runtime=runtime, idle=idle)
+
+
+def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: Widths) -> Plan:
+    outlook = Outlook(plan, runtime)
+    waiting, waiting_s = plan.waiting, outlook.waiting_s
+    devices = outlook.devices(plan)
+    board = Board(plan)
+    empty = sum(item.fraction >= 1 - EPSILON for item in plan.free)
+    wanted, horizon_s = _widths(plan, outlook, allotment, devices, empty, rule)
+
+    def bears(left_s: float) -> int:
+        width = allotment.width(left_s, horizon_s)
+        return 1 if width >= 1 else round(1 / width)
+
+    board.settle(plan.running, outlook.running_s, bears)
+    # The longest first; who came earlier has aged by as much, so that nobody is passed for ever.
+    keys = [item.since_s - left_s for item, left_s in zip(waiting, waiting_s, strict=True)]
+    order = sorted(range(len(waiting)), key=keys.__getitem__)
+    shared = board.shared()
+    placed: list[Placement] = []
+    done = bytearray(len(waiting))
+    unplaced = len(order)
+    for index in order:
+        if not board.whole and not shared:
+            break
+        placement, left_s = waiting[index], waiting_s[index]
+        width = wanted[index] if wanted else allotment.width(left_s, horizon_s)
+        limit = 1 if placement.exclusive or width >= 1 else round(1 / width)
+        shares: tuple[Share, ...] = ()
+        if board.whole:
+            most = max(1, min(round(width), placement.max_devices, board.whole))
+            names = board.take_whole(most, placement.memory_bytes)
+            # With room for everybody nobody shares; otherwise it leaves a part to somebody else.
+            part = 1.0 if len(names) > 1 or limit == 1 or unplaced <= board.whole + len(names) else 1 / limit
+            for name in names:
+                tenancy = board.tenancies[name]
+                tenancy.enter(part, left_s, limit, placement.memory_bytes)
+                if tenancy.fraction > EPSILON:
+                    heapq.heappush(shared, (tenancy.load_s, name))
+            shares = tuple(Share(name, part) for name in names)
+        if not shares and limit > 1:
+            shares = _share(board, shared, placement, left_s, limit)
+        elif not shares and shared:
+            # It needs a device for itself: keep the one that is free soonest from being filled up again.
+            heapq.heappop(shared)
+        if shares:
+            placed.append(replace(placement, shares=shares))
+            done[index] = 1
+        unplaced -= 1
+    rest = [index for index in order if not done[index]]
+    if rest:
+        _queue_behind(board, waiting, rest, done, placed)
+    left = tuple(item for item, gone in zip(waiting, done, strict=True) if not gone)
+    return replace(plan, waiting=left, free=board.free(), placed=(*plan.placed, *placed))
+
+
+def _widths(
+    plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empty: int, rule: Widths
+) -> tuple[list[float], float]:
+    """A width for each waiting trial (none: by the horizon), and the horizon within which all should end."""
+    waiting_s = outlook.waiting_s
+    least_s = outlook.horizon_s(allotment, devices)
+    if rule == "lookahead" and len(waiting_s) <= empty:
+        # One each, as without Fluid: what is left over goes to the longest (elastic), and what the first to end leave
+        # behind as well, so that a wrong guess of who is short costs nothing.
+        return [1.0] * len(waiting_s), least_s
+    if rule == "waterfill" or outlook.is_stream(plan):
+        # In a stream more work is on its way, and a longer look ahead than the paper's is no help.
+        only = allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=1)
+        return next(only), least_s
+    most = next(count for limit, count in _LOOKAHEAD if len(waiting_s) <= limit)
+    if 2 * empty >= devices:
+        most = max(most, _GROUP)
+    if most == 1:
+        return [], _SLACK * least_s
+    exact = not plan.running and len(waiting_s) <= _PLAYED
+    ready_s = [] if exact else outlook.ready_s(plan, allotment.overhead)
+    best: list[float] = []
+    best_s = float("inf")
+    for widths in allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=most):
+        if exact:
+            ends_s = makespan_s(waiting_s, widths, devices=devices, overhead=allotment.overhead)
+        else:
+            ends_s = forecast_s(widths, waiting_s, ready_s=ready_s, overhead=allotment.overhead)
+        if ends_s < _GAIN * best_s:  # StaticFluid's widths come first
+            best, best_s = widths, ends_s
+    return best, max(best_s, least_s)
+
+
+def _share(
+    board: Board, shared: list[tuple[float, str]], placement: Placement, left_s: float, limit: int
+) -> tuple[Share, ...]:
+    """A part of the least loaded device that bears one more tenant, among the first few."""
+    skipped: list[tuple[float, str]] = []
+    shares: tuple[Share, ...] = ()
+    while shared and len(skipped) < _TRIED:
+        entry = heapq.heappop(shared)
+        tenancy = board.tenancies[entry[1]]
+        if tenancy.bears(1 / limit, limit, placement.memory_bytes):
+            tenancy.enter(1 / limit, left_s, limit, placement.memory_bytes)
+            shares = (Share(entry[1], 1 / limit),)
+            if tenancy.fraction > EPSILON:
+                heapq.heappush(shared, (tenancy.load_s, entry[1]))
+            break
+        if tenancy.count < tenancy.limit:  # for a shorter or smaller trial there may be room
+            skipped.append(entry)
+    for entry in skipped:
+        heapq.heappush(shared, entry)
+    return shares
+
+
+def _queue_behind(
+    board: Board,
+    waiting: tuple[Placement, ...],
+    rest: list[int],
+    done: bytearray,
+    placed: list[Placement],
+) -> None:
+    """Very short trials queue behind those that run, one per device and round, as far as executors offer it."""
+    ring = [tenancy for tenancy in board.tenancies.values() if tenancy.backlog > 0]
+    following = iter(index for index in rest if not waiting[index].exclusive)
+    while ring:
+        for tenancy in ring:
+            index = next(following, None)
+            if index is None:
+                return
+            tenancy.backlog -= 1
+            placed.append(replace(waiting[index], shares=(Share(tenancy.device.id),)))
+            done[index] = 1
+        ring = [tenancy for tenancy in ring if tenancy.backlog > 0]

@@ -1,0 +1,220 @@
+"""One run of a recurring job in this process: metered, its power limits profiled, stopped at target or cost."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.core import Measurement, Source
+from penstock.core.errors import InvalidInput, PenstockError
+from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor
+from penstock.recurring._history import Decision, JobSpec, Result
+from penstock.train._checkpoint import MemoryCheckpoints, Report
+from penstock.train._worker import Settings, Spec, execute
+
+if TYPE_CHECKING:
+    from penstock.core import Clock
+
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The metric at which a run is done."""
+
+    metric: str
+    comparison: str
+    value: float
+
+    @classmethod
+    def parse(cls, given: Sequence[Any]) -> Target:
+        """A target from ``("accuracy", 0.95)`` or ``("wer", "<=", 40)``. Losses are to fall, others to rise.
+
+        Raises:
+            InvalidInput: It is something else.
+        """
+        text = f'target must be ("metric", value) or ("metric", "<=" or ">=", value), got {given!r}.'
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) not in (2, 3):
+            raise InvalidInput(text)
+        name, value = given[0], given[-1]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        comparison = given[1] if len(given) == 3 else "<=" if name in ("loss", "train_loss") else ">="
+        if not isinstance(name, str) or not number or comparison not in _OPERATORS:
+            raise InvalidInput(text)
+        return cls(name, comparison, float(value))
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Whether ``metrics`` are that good."""
+        return self.metric in metrics and _OPERATORS[self.comparison](metrics[self.metric], self.value)
+
+
+@final
+class Gauge:
+    """The epoch meter of one run: adds up time and energy, and tries the power limits to be profiled.
+
+    Slices are whole epochs here, for that is where any training function can be told apart: the limits to profile
+    take the first epochs in turn, from the highest down, by the power-limit optimiser of the energy room.
+    """
+
+    def __init__(self, meter: Meter, spec: JobSpec, decision: Decision, guard: LimitGuard | None) -> None:
+        self._meter = meter
+        self._spec = spec
+        self._guard = guard
+        self._begin: tuple[float, float] | None = None
+        self._window: Any = None
+        self._elapsed_s = 0.0
+        self._machine: PowerLimitOptimizer | None = None
+        self.time_s = 0.0
+        self.energy_j = 0.0
+        self.source = Source.MEASURED
+        self.epochs = 0
+        self.last_cost = 0.0
+        self.measured: dict[float, tuple[float, float]] = {}
+        self._limit_w = decision.limit_w
+        if guard is not None and decision.profile_w:
+            self._machine = PowerLimitOptimizer(
+                tuple(decision.profile_w),
+                EtaCost(spec.eta),
+                max_limit_w=spec.max_power_w,
+                slice_s=1e-9,
+                warmup_s=0.0,
+                settle_s=0.0,
+            )
+            self._set(max(decision.profile_w))
+        elif guard is not None and decision.limit_w is not None:
+            self._set(decision.limit_w)
+
+    @property
+    def cost(self) -> float:
+        """What the run has cost so far (Eq. 2)."""
+        return self._spec.cost(self.energy_j, self.time_s)
+
+    def epoch_begin(self) -> None:
+        """An epoch begins."""
+        self._window = self._meter.window("epoch")
+        if self._machine is not None and not self._machine.done:
+            limit_w = self._machine.begin_epoch(self.time_s, self.energy_j)
+            if limit_w is not None:
+                self._set(limit_w)
+
+    def epoch_end(self) -> Measurement | None:
+        """What it drew."""
+        if self._window is None:
+            return None
+        window, self._window = self._window.end(), None
+        energy: Measurement = window.energy
+        self.source = max(self.source, energy.source)
+        before = self.cost
+        self.time_s += window.time_s
+        self.energy_j += energy.joules
+        self.epochs += 1
+        self.last_cost = self.cost - before
+        if window.time_s > 0:
+            self.measured[self._limit_w or 0.0] = (window.time_s, energy.joules / window.time_s)
+        if self._machine is not None and not self._machine.done:
+            limit_w = self._machine.iteration(self.time_s, self.energy_j)
+            self._machine.end_epoch(self.time_s, self.energy_j)
+            if limit_w is not None:
+                self._set(limit_w)
+        return energy
+
+    def _set(self, limit_w: float) -> None:
+        if self._guard is not None:
+            self._guard.set(limit_w)
+        self._limit_w = limit_w
+
+
+@final
+class _Judge:
+    """The sink of one run: stops it at the target, or before its cost limit is exceeded."""
+
+    def __init__(self, target: Target, gauge: Gauge, cost_limit: float | None) -> None:
+        self._target = target
+        self._gauge = gauge
+        self._cost_limit = cost_limit
+        self.reached = False
+        self.best: float | None = None
+        self.last: dict[str, float] = {}
+
+    def reported(self, report: Report) -> None:
+        """An epoch is over."""
+        self.last = dict(report[1])
+        self.reached = self.reached or self._target.reached(report[1])
+
+    def saved(self, epoch: int, path: str) -> None:
+        """A checkpoint is complete."""
+
+    def told(self) -> tuple[str, bool] | None:
+        """Whether to stop."""
+        if self.reached:
+            return "the target is reached", False
+        limit = self._cost_limit
+        if limit is not None and self._gauge.cost + self._gauge.last_cost > limit:
+            return f"one more epoch would exceed the cost limit of {limit:.4g} J", False
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What became of one run: its result, its last metrics and where the energy figure comes from."""
+
+    result: Result
+    metrics: Mapping[str, float]
+    source: Source
+    reason: str
+
+
+def launch(
+    work: Callable[[Any], Any],
+    decision: Decision,
+    spec: JobSpec,
+    *,
+    config: Mapping[str, Any],
+    target: Target,
+    max_epochs: int | None,
+    seed: int,
+    sensors: Sequence[Sensor],
+    clock: Clock | None,
+    devices: tuple[str, ...],
+    threads: int,
+) -> Launched:
+    """Run ``work`` once as decided; whatever it does, there is a result."""
+    meter = Meter(sensors, clock=clock)
+    limited = [sensor for sensor in sensors if sensor.power_limit_range_w is not None]
+    guard: LimitGuard | None = None
+    if limited and spec.limits_w:
+        guard = LimitGuard(limited)
+        try:
+            guard.hold()
+        except PenstockError:
+            guard = None  # no permission: the limit stays as it is, and is measured as "no limit set"
+    try:
+        gauge = Gauge(meter, spec, decision, guard)
+        judge = _Judge(target, gauge, decision.cost_limit)
+        end = execute(
+            work,
+            Spec(decision.number, dict(config), seed, 0, max_epochs, True, None, None, 0, 0),
+            Settings(None, (target.metric,), make_meter=lambda _: gauge),
+            judge,
+            devices=devices,
+            threads=threads,
+            checkpoints=MemoryCheckpoints({}, decision.number, None),
+        )
+    finally:
+        if guard is not None:
+            guard.restore()
+    if end.status == "failed" and end.reason.startswith("KeyboardInterrupt"):
+        raise KeyboardInterrupt
+    error = end.reason if end.status == "failed" and not judge.reached else ""
+    result = Result(
+        decision.number,
+        float(gauge.epochs),
+        gauge.time_s,
+        gauge.energy_j,
+        judge.reached and gauge.epochs > 0,
+        gauge.measured,
+        error,
+    )
+    return Launched(result, judge.last, gauge.source, end.reason or error)

@@ -1,0 +1,200 @@
+"""The command line as a user would type it: real processes, real exit codes."""
+
+import csv
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+FILE = """
+import math, time
+import penstock as pk
+
+def train(run):
+    for epoch in run.epochs():
+        time.sleep({nap})
+        run.report(loss=abs(math.log10(run.config["lr"]) + 2) + 1 / (epoch + 1))
+
+study = pk.Study(
+    train,
+    pk.Space(lr=pk.Float(1e-4, 1, log=True), kind=pk.Choice("a", "b")),
+    minimize="loss",
+    scheduler=pk.ASHA(max_epochs=9, trials={trials}),
+    sampler=pk.Random(),
+    executor=pk.Local(slots=2),
+    store="cli.db",
+)
+"""
+
+
+def penstock(*arguments, cwd, **options):
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "tune.py").write_text(FILE.format(nap=0.001, trials=9))
+    return tmp_path
+
+
+@pytest.fixture
+def tuned(folder):
+    done = penstock("tune", "tune.py:study", "--view", "quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_tune_prints_what_it_found_and_what_it_cost(folder):
+    done = penstock("tune", "tune.py:study", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "best    trial" in done.stdout
+    assert "cost" in done.stdout
+    lines = [line for line in done.stderr.splitlines() if re.match(r"trial \d+ ", line)]
+    assert len({line.split()[1] for line in lines}) == 9  # one line per event where there is no terminal
+
+
+def test_jsonl_on_stdout_is_nothing_but_events(folder):
+    done = penstock("tune", "tune.py", "--view", "quiet", "--jsonl", "-", cwd=folder)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    kinds = [event["kind"] for event in events]
+    assert kinds[0] == "session_opened"
+    assert kinds[-1] == "session_closed"
+    assert kinds.count("reported") == sum(int(r["epochs"]) for r in rows(folder))
+
+
+def rows(folder):
+    done = penstock("trials", "cli.db", "--csv", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return list(csv.DictReader(io.StringIO(done.stdout)))
+
+
+def test_report_and_trials_agree(tuned):
+    report = json.loads(penstock("report", "cli.db", "--json", cwd=tuned).stdout)
+    table = rows(tuned)
+    assert report["trials"] == len(table) == 9
+    scored = [row for row in table if row["loss"]]
+    best = min(scored, key=lambda row: float(row["loss"]))
+    assert int(best["trial"]) == report["best"]["trial"]
+    assert float(best["lr"]) == report["best"]["config"]["lr"]
+    text = penstock("report", "cli.db", cwd=tuned).stdout
+    assert f"trial {best['trial']} after" in text
+    as_json = [
+        json.loads(line) for line in penstock("trials", "cli.db", "--json", cwd=tuned).stdout.splitlines()
+    ]
+    assert [row["trial"] for row in as_json] == list(range(9))
+    assert penstock("trials", "cli.db", cwd=tuned).stdout.count("\n") == 10
+
+
+def test_ctrl_c_then_resume(folder):
+    (folder / "tune.py").write_text(FILE.format(nap=0.05, trials=30))
+    command = [
+        sys.executable,
+        "-c",
+        "from penstock.cli import main; main()",
+        "tune",
+        "tune.py",
+        "--view",
+        "lines",
+    ]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while "epochs" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "penstock resume" in errors
+    assert "Traceback" not in errors
+    before = json.loads(penstock("report", "cli.db", "--json", cwd=folder).stdout)
+    assert before["running"] == 0
+    done = penstock("resume", "cli.db", "--view", "quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    after = json.loads(penstock("report", "cli.db", "--json", cwd=folder).stdout)
+    assert after["trials"] == 30
+    assert after["completed"] + after["stopped"] == 30
+    assert after["epochs"] >= before["epochs"]
+
+
+def test_budget_from_the_command_line(folder):
+    done = penstock("tune", "tune.py", "--view", "quiet", "--budget", "trials=4", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["tune", "missing.py:study"], "missing.py"),
+        (["tune", "tune.py:nothing"], "nothing"),
+        (["tune", "tune.py:pk"], "not a penstock.Study"),
+        (["tune", "no_such_module:study"], "no_such_module"),
+        (["tune", "tune.py", "--view", "loud"], "loud"),
+        (["tune", "tune.py", "--budget", "joy=5"], "joy"),
+        (["tune", "tune.py", "--budget", "trials=many"], "many"),
+        (["report", "none.db"], "none.db"),
+        (["trials", "tune.py"], "tune.py"),
+        (["resume", "none.db"], "none.db"),
+        (["simulate", "--scheduler", "best"], "best"),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(folder, arguments, named):
+    done = penstock(*arguments, cwd=folder)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in folder.iterdir() if "pycache" not in p.name) == ["tune.py"]
+
+
+def test_a_file_that_fails_to_load_shows_the_users_lines_only(folder):
+    (folder / "broken.py").write_text("import penstock\n\nvalue = 1 / 0\n")
+    done = penstock("tune", "broken.py:study", cwd=folder)
+    assert done.returncode == 2
+    assert 'broken.py", line 3' in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert "_load.py" not in done.stderr
+
+
+@pytest.mark.parametrize("scheduler", ["full", "halving", "hyperband", "asha"])
+def test_simulate_tells_makespan_and_utilisation(tmp_path, scheduler):
+    done = penstock(
+        "simulate",
+        "--scheduler",
+        scheduler,
+        "--devices",
+        4,
+        "--trials",
+        27,
+        "--epoch-s",
+        10,
+        "--json",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # No schedule is shorter than its work spread evenly, and device time is epochs times seconds per epoch.
+    assert found["device_s"] == pytest.approx(found["epochs"] * 10)
+    assert found["makespan_s"] >= found["device_s"] / 4
+    assert 0 < found["utilisation"] <= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_simulate_a_study_of_ones_own_keeps_nothing(folder):
+    done = penstock("simulate", "tune.py:study", "--devices", 3, "--epoch-s", 2, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "9 trials" in done.stdout
+    assert not (folder / "cli.db").exists()
+
+
+def test_version_and_help(tmp_path):
+    import penstock as pk
+
+    assert penstock("--version", cwd=tmp_path).stdout.strip() == f"penstock {pk.__version__}"
+    shown = penstock("--help", cwd=tmp_path).stdout
+    for command in ("tune", "resume", "report", "trials", "simulate"):
+        assert command in shown

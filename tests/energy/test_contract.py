@@ -1,0 +1,144 @@
+"""Every sensor keeps the contract."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core import VirtualClock
+from penstock.energy import (
+    V100_LOADS,
+    EstimateSensor,
+    NvmlSensor,
+    ReplaySensor,
+    SharedSensor,
+    SimulatedGpu,
+    rapl_sensors,
+)
+from penstock.testing.sensors import SensorContract
+
+
+class TestEstimate(SensorContract):
+    @pytest.fixture
+    def sensor(self):
+        return EstimateSensor()
+
+
+class TestSimulated(SensorContract):
+    @pytest.fixture
+    def sensor(self):
+        self.clock = VirtualClock()
+        gpu = SimulatedGpu(self.clock)
+        gpu.run(V100_LOADS["resnet50", 256])
+        return gpu
+
+    def pass_time(self):
+        self.clock.advance_to(self.clock.now_s() + 1)
+
+
+class TestReplay(SensorContract):
+    @pytest.fixture
+    def sensor(self):
+        self.clock = VirtualClock(5.0)
+        return ReplaySensor([0, 10, 20, 1000], [50, 60, 40, 55], self.clock)
+
+    def pass_time(self):
+        self.clock.advance_to(self.clock.now_s() + 7)
+
+
+class TestRapl(SensorContract):
+    @pytest.fixture
+    def sensor(self, powercap):
+        tree = powercap({"intel-rapl:0": ("package-0", 1_000_000, 50_000_000)})
+        done = threading.Event()
+
+        def burn():  # a package of about 50 W; the file is replaced whole, as the kernel's reads are
+            count = 0
+            while not done.wait(0.002):
+                count += 100_000
+                beside = tree / "next"
+                beside.write_text(f"{(1_000_000 + count) % 50_000_000}\n")
+                beside.replace(tree / "intel-rapl:0" / "energy_uj")
+
+        thread = threading.Thread(target=burn)
+        thread.start()
+        (sensor,) = rapl_sensors(tree)
+        yield sensor
+        done.set()
+        thread.join()
+        sensor.close()
+
+
+class TestNvml(SensorContract):
+    @pytest.fixture
+    def sensor(self, gpus):
+        gpus(1).set_load(180.0)
+        sensor = NvmlSensor(0)
+        yield sensor
+        sensor.close()
+
+
+class TestNvmlSampled(SensorContract):
+    @pytest.fixture
+    def sensor(self, gpus, nvml_stub):
+        stub = gpus(1)
+        stub.set_load(180.0)
+        stub.add_flags(nvml_stub.NO_COUNTER)
+        sensor = NvmlSensor(0, sample_s=0.01)
+        yield sensor
+        sensor.close()
+
+
+class TestShared(SensorContract):
+    @pytest.fixture
+    def sensor(self, gpus, tmp_path: Path):
+        gpus(1).set_load(180.0)
+        sensor = SharedSensor(NvmlSensor(0), period_s=0.01)
+        yield sensor
+        sensor.close()
+
+
+AMDSMI = """
+import time
+START = time.monotonic()
+CAP = {"power_cap": 300_000_000, "min_power_cap": 100_000_000, "max_power_cap": 300_000_000}
+def amdsmi_init(): pass
+def amdsmi_get_processor_handles(): return ["handle"]
+def amdsmi_get_gpu_asic_info(handle): return {"market_name": "Instinct"}
+def amdsmi_get_gpu_device_uuid(handle): return "uuid"
+def amdsmi_get_energy_count(handle):
+    return {"energy_accumulator": int((time.monotonic() - START) * 200e6 / 15.3), "counter_resolution": 15.3}
+def amdsmi_get_power_info(handle): return {"current_socket_power": "N/A", "average_socket_power": 200}
+def amdsmi_get_power_cap_info(handle): return CAP
+def amdsmi_set_power_cap(handle, index, cap): CAP["power_cap"] = cap
+"""
+
+
+class TestAmd(SensorContract):
+    """Against a module of the documented shape; the real one needs ROCm."""
+
+    @pytest.fixture
+    def sensor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        from penstock.energy import _amd
+
+        (tmp_path / "amdsmi.py").write_text(AMDSMI)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(_amd, "_module", None)
+        (sensor,) = _amd.amd_sensors()
+        yield sensor
+        sys.modules.pop("amdsmi", None)
+
+    def test_watts(self, sensor):
+        before, before_s = sensor.energy_j(), time.monotonic()
+        time.sleep(0.05)
+        joules, seconds = sensor.energy_j() - before, time.monotonic() - before_s
+        assert joules / seconds == pytest.approx(200, rel=0.2)
+
+
+def test_amd_is_left_out_without_rocm(monkeypatch: pytest.MonkeyPatch):
+    from penstock.energy import _amd
+
+    monkeypatch.setattr(_amd, "_module", None)
+    assert _amd.amd_sensors() == []

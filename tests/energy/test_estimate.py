@@ -1,0 +1,96 @@
+"""The estimate: CPU time of a process tree times a power model."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from penstock.core import Source
+from penstock.core.errors import InvalidInput
+from penstock.energy import EstimateSensor
+from penstock.energy._estimate import descendants
+
+BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass\n"
+
+
+def burn(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_busy_and_idle_watts_are_those_stated():
+    sensor = EstimateSensor(cores=3, busy_core_w=100.0, idle_core_w=2.0)
+    begin_s, cpu_s = time.monotonic(), time.process_time()
+    burn(0.1)
+    time.sleep(0.1)
+    joules = sensor.energy_j()
+    wall_s, cpu_s = time.monotonic() - begin_s, time.process_time() - cpu_s
+    assert joules == pytest.approx(3 * 2.0 * wall_s + 100.0 * cpu_s, rel=0.05)
+    assert sensor.source is Source.ESTIMATED
+    assert sensor.uncertainty == 0.5
+
+
+def test_ended_children_count():
+    sensor = EstimateSensor(busy_core_w=1.0, idle_core_w=0.0)
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    assert sensor.cpu_s >= 0.3
+
+
+def test_living_descendants_count_while_they_live():
+    """A child of a child, neither waited for yet."""
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN + 'time.sleep(60)'!r}])"
+    sensor = EstimateSensor(busy_core_w=1.0, idle_core_w=0.0)
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 20
+        while sensor.cpu_s < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert sensor.cpu_s >= 0.3
+    finally:
+        for process in psutil.Process(child.pid).children(recursive=True):
+            process.kill()
+        child.kill()
+        child.wait()
+    assert sensor.cpu_s >= 0.3  # and are not forgotten
+
+
+def test_another_process_tree():
+    child = subprocess.Popen([sys.executable, "-c", BURN + "time.sleep(60)"])
+    sensor = EstimateSensor(child.pid, busy_core_w=10.0, idle_core_w=0.0)
+    try:
+        deadline = time.monotonic() + 20
+        while sensor.energy_j() < 2.0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert sensor.energy_j() >= 2.0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_descendants_are_those_psutil_finds():
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    me = psutil.Process()
+    try:
+        deadline = time.monotonic() + 20
+        while len(me.children(recursive=True)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        expected = {child.pid for child in me.children(recursive=True)}
+        assert len(expected) >= 4
+        assert set(descendants(me.pid)) == expected
+    finally:
+        for child in me.children(recursive=True):
+            child.kill()
+        for child in children:
+            child.wait()
+    assert descendants(2**22 + 1) == []
+
+
+def test_bad_figures_are_refused():
+    with pytest.raises(InvalidInput, match="busy_core_w=0"):
+        EstimateSensor(busy_core_w=0)
+    with pytest.raises(InvalidInput, match="cores must be positive"):
+        EstimateSensor(cores=0)

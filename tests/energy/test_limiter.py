@@ -1,0 +1,336 @@
+"""The power limiter end to end: limits set and restored through the real nvidia-ml-py, whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from penstock.core import Measurement, Source, VirtualClock
+from penstock.core.errors import InvalidInput, NotPermitted, Unsupported
+from penstock.energy import (
+    EtaCost,
+    FileCache,
+    LeastEnergy,
+    LimitGuard,
+    NvmlSensor,
+    PowerLimiter,
+    ReplaySensor,
+    would_have_taken,
+)
+
+# iteration seconds by limit: a job whose watts are the limit (its load wants 240 W)
+SPEED = {250: 0.100, 225: 0.102, 200: 0.105, 175: 0.112, 150: 0.125, 125: 0.155, 100: 0.200}
+WATTS = {limit: min(limit, 240) for limit in SPEED}
+
+
+class Job:
+    """A training on the stub's virtual clock."""
+
+    def __init__(self, stub, count=1):
+        self.stub = stub
+        self.sensors = [NvmlSensor(index, now=stub.now_s) for index in range(count)]
+        stub.set_load(240.0)
+
+    def epochs(self, limiter, epochs=1, iterations=800):
+        for _ in range(epochs):
+            limiter.epoch_begin()
+            for _ in range(iterations):
+                self.stub.advance(SPEED[round(self.stub.limit_w())])
+                limiter.iteration()
+            limiter.epoch_end()
+
+    def close(self):
+        for sensor in self.sensors:
+            sensor.close()
+
+
+@pytest.fixture
+def job(gpus):
+    made = []
+
+    def make(count=1):
+        made.append(Job(gpus(count, virtual=True), count))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close()
+
+
+def brute_force(eta):
+    return min(SPEED, key=lambda limit: (eta * WATTS[limit] + (1 - eta) * 250) * SPEED[limit])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("eta", [0, 0.5, 1])
+def test_the_best_limit_is_set_on_every_gpu_and_restored(job, count, eta):
+    job = job(count)
+    stub = job.stub
+    stub.change(limit_w=230.0)  # what the administrator chose
+    with PowerLimiter(job.sensors, rule=EtaCost(eta), now=stub.now_s) as limiter:
+        assert [stub.limit_w(index) for index in range(count)] == [230.0] * count
+        job.epochs(limiter)
+        assert [stub.limit_w(index) for index in range(count)] == [brute_force(eta)] * count
+        report = limiter.report
+        assert report.best.limit_w == brute_force(eta)
+        assert report.profile.world_size == count
+        assert report.profile.at(150.0).power_w == pytest.approx(150 * count, rel=1e-3)
+        assert limiter.max_power_w == 250 * count
+    assert [stub.limit_w(index) for index in range(count)] == [230.0] * count
+
+
+def test_profiles_are_cached_by_device_task_and_batch_size(job, tmp_path):
+    job = job()
+    cache = FileCache(tmp_path / "deep" / "profiles.json")
+    arguments = {"rule": LeastEnergy(), "cache": cache, "task": "resnet", "now": job.stub.now_s}
+    with PowerLimiter(job.sensors, batch_size=64, **arguments) as limiter:
+        job.epochs(limiter)
+        assert not limiter.report.cached
+    sets = job.stub.state.devices[0].sets
+    with PowerLimiter(job.sensors, batch_size=64, **arguments) as limiter:
+        job.epochs(limiter, iterations=1)  # known: applied before the first iteration
+        assert limiter.report.cached
+        assert job.stub.limit_w() == limiter.report.best.limit_w
+    assert job.stub.state.devices[0].sets - sets == 3  # held, applied, restored
+    with PowerLimiter(job.sensors, batch_size=128, **arguments) as limiter:
+        assert not limiter.report.cached
+    cache.put(cache_key := "power-profile/Stub V100/resnet/64/1", {"nonsense": 1})
+    assert cache.get(cache_key)
+    with PowerLimiter(job.sensors, batch_size=64, **arguments) as limiter:
+        assert not limiter.report.cached
+
+
+def test_observer_mode_says_what_would_be_saved(job):
+    job = job()
+    with PowerLimiter(job.sensors, rule=LeastEnergy(), observe=True, now=job.stub.now_s) as limiter:
+        job.epochs(limiter, epochs=2)
+        assert job.stub.limit_w() == 250
+        report = limiter.report
+    best = brute_force(1)
+    energy_saved = 1 - WATTS[best] * SPEED[best] / (WATTS[250] * SPEED[250])
+    assert report.observing
+    assert report.energy_saved == pytest.approx(energy_saved, abs=0.01)
+    assert report.time_saved == pytest.approx(1 - SPEED[best] / SPEED[250], abs=0.01)
+    assert f"{best} W would take" in str(report)
+
+
+def test_without_permission_it_says_so_once_and_goes_on(job, nvml_stub):
+    job = job()
+    job.stub.add_flags(nvml_stub.LOCKED)
+    said = []
+    with PowerLimiter(job.sensors, now=job.stub.now_s, tell=said.append) as limiter:
+        job.epochs(limiter, epochs=3, iterations=300)
+        report = limiter.report
+    assert len(said) == 1
+    assert "CAP_SYS_ADMIN" in said[0]
+    assert "sudo" in said[0]
+    assert report.observing
+    assert report.best is None
+    assert job.stub.limit_w() == 250
+
+
+def test_a_gpu_lost_while_profiling_ends_the_profiling_alone(job, nvml_stub):
+    job = job(2)
+    said = []
+    with PowerLimiter(job.sensors, now=job.stub.now_s, tell=said.append) as limiter:
+        job.epochs(limiter, iterations=200)
+        assert job.stub.limit_w(0) < 250
+        job.stub.add_flags(nvml_stub.LOST, 1)
+        job.epochs(limiter, iterations=600)
+    assert len(said) == 1
+    assert "fallen off the bus" in said[0]
+    assert job.stub.limit_w(0) == 250  # the other one is back where it was
+
+
+def test_an_exception_restores(job):
+    job = job()
+
+    def fail():
+        with PowerLimiter(job.sensors, now=job.stub.now_s) as limiter:
+            job.epochs(limiter, iterations=300)
+            assert job.stub.limit_w() != 250
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
+    assert job.stub.limit_w() == 250
+
+
+TRAINING = """
+import os, sys, time
+from penstock.energy import LimitGuard, gpu_sensors
+sensors = gpu_sensors()
+guard = LimitGuard(sensors)
+guard.hold()
+guard.set(125.0)
+if "fork" in sys.argv:
+    if os.fork() == 0:
+        print("held", flush=True)
+        time.sleep(60)
+        os._exit(0)
+else:
+    print("held", flush=True)
+if "exit" in sys.argv:
+    sys.exit(3)
+if "raise" in sys.argv:
+    raise RuntimeError
+time.sleep(60)
+"""
+
+
+def train(stub, library, *argv):
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, *argv],
+        env=stub.environment(library),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout.readline().strip() == "held"
+    return process
+
+
+def wait_for_limit(stub, limit_w, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while stub.limit_w() != limit_w and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return stub.limit_w()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("exit", 3), ("raise", 1), (signal.SIGTERM, -15), (signal.SIGINT, None), (signal.SIGKILL, -9)],
+)
+def test_limits_come_back_however_the_process_ends(gpus, nvml_library, how, code, count):
+    stub = gpus(count)
+    stub.change(limit_w=240.0)
+    if isinstance(how, str):
+        process = train(stub, nvml_library, how)
+    else:
+        process = train(stub, nvml_library)
+        assert [stub.limit_w(index) for index in range(count)] == [125.0] * count
+        os.kill(process.pid, how)
+    process.wait(20)
+    process.stdout.close()
+    if code is not None:
+        assert process.returncode == code
+    if how is not signal.SIGKILL:
+        assert [stub.limit_w(index) for index in range(count)] == [240.0] * count, "restored before the end"
+    assert wait_for_limit(stub, 240.0) == 240.0
+    assert [stub.limit_w(index) for index in range(count)] == [240.0] * count
+
+
+@pytest.mark.faults
+def test_a_forked_child_that_lives_on_does_not_hold_the_watchdog_up(gpus, nvml_library):
+    """Loader workers are forks: they inherit the pipe whose end the watchdog waits for."""
+    stub = gpus(1)
+    process = train(stub, nvml_library, "fork")
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    try:
+        assert wait_for_limit(stub, 250.0) == 250.0
+    finally:
+        for child in children:
+            if (
+                child.is_running()
+                and "-c" in child.cmdline()
+                and "time.sleep(60)" in " ".join(child.cmdline())
+            ):
+                child.kill()
+
+
+@pytest.mark.faults
+def test_when_the_watchdog_dies_too_the_next_job_restores_what_was(gpus, nvml_library):
+    stub = gpus(1)
+    stub.change(limit_w=220.0)
+    process = train(stub, nvml_library)
+    (watchdog,) = psutil.Process(process.pid).children()
+    watchdog.kill()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert stub.limit_w() == 125.0
+    sensor = NvmlSensor(0)
+    with LimitGuard([sensor]) as guard:
+        assert guard.original_w == (220.0,)
+        guard.set(150.0)
+    assert stub.limit_w() == 220.0
+    sensor.close()
+
+
+@pytest.mark.faults
+def test_two_jobs_cant_hold_one_limit(gpus, nvml_library):
+    stub = gpus(2)
+    process = train(stub, nvml_library)
+    sensor = NvmlSensor(1)
+    with pytest.raises(NotPermitted, match=f"Process {process.pid} holds the power limit"):
+        LimitGuard([sensor]).hold()
+    assert stub.limit_w(1) == 125.0
+    os.kill(process.pid, signal.SIGTERM)
+    process.wait(20)
+    process.stdout.close()
+    with LimitGuard([sensor]) as guard:
+        assert guard.held
+    sensor.close()
+
+
+def test_a_termination_handler_of_the_program_still_runs(gpus, nvml_library):
+    stub = gpus(1)
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\n" + TRAINING
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=stub.environment(nvml_library), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().strip() == "held"
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(20) == 7
+    process.stdout.close()
+    assert stub.limit_w() == 250.0
+
+
+def test_the_watchdog_is_light(gpus, nvml_library):
+    stub = gpus(1)
+    code = (
+        "import sys, penstock.energy._watchdog, penstock.energy._nvml, pynvml;"
+        "print([m for m in ('torch', 'numpy', 'optuna', 'sqlalchemy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=stub.environment(nvml_library),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_cant_be_limited_is_refused(job):
+    clock = VirtualClock()
+    replay = ReplaySensor([0, 1], [1, 1], clock)
+    with pytest.raises(Unsupported, match="no power limit"):
+        LimitGuard([replay]).hold()
+    with pytest.raises(InvalidInput, match="needs a GPU"):
+        PowerLimiter([])
+    with pytest.raises(InvalidInput, match="of one model"):
+        PowerLimiter([replay, *job().sensors])
+
+
+def test_what_another_limit_would_have_taken(job):
+    """A run of 1000 s at 250 W, had it run at the best limit: by the profile's ratios."""
+    job = job()
+    with PowerLimiter(job.sensors, rule=LeastEnergy(), observe=True, now=job.stub.now_s) as limiter:
+        job.epochs(limiter, iterations=1200)
+        profile, best = limiter.report.profile, limiter.report.best
+    ran = Measurement(240_000, "J", Source.MEASURED)
+    energy, time_s = would_have_taken(ran, 1000.0, profile, profile.highest, best)
+    chosen = round(best.limit_w)
+    assert time_s == pytest.approx(1000 * SPEED[chosen] / SPEED[250], rel=0.01)
+    assert energy.joules == pytest.approx(time_s * WATTS[chosen], rel=0.01)
+    assert energy.source is Source.ESTIMATED

@@ -1,0 +1,267 @@
+"""One reader per device and node: several processes, one GPU, and the library's own count of who called it."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock.core import Source
+from penstock.core.errors import SensorError
+from penstock.energy import EpochMeter, Meter, NvmlSensor, SharedSensor, gpu_sensors
+
+WORKER = """
+import json, sys, time
+from penstock.energy import EpochMeter, Meter, gpu_sensors
+sensors = gpu_sensors()
+hook = EpochMeter(Meter(sensors), fraction=float(sys.argv[1]))
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "begin":
+        hook.epoch_begin()
+        print("begun", flush=True)
+    elif line.strip() == "end":
+        energy = hook.epoch_end()
+        print(json.dumps({
+            "j": energy.joules, "source": str(energy.source), "s": hook.last.time_s,
+            "reader": [s.is_reader for s in sensors],
+        }), flush=True)
+    elif line.strip() == "pause":
+        hook.close()
+        print("paused", flush=True)
+"""
+
+
+class Worker:
+    def __init__(self, stub, library, weight=1.0):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(weight)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=stub.environment(library),
+        )
+        assert self.line() == "ready"
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def begin(self):
+        self.say("begin")
+        assert self.line() == "begun"
+
+    def end(self):
+        self.say("end")
+        return json.loads(self.line())
+
+    def say(self, text):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def workers(gpus, nvml_library):
+    made = []
+    stub = gpus(1)
+    stub.set_load(200.0)
+
+    def make(*weights):
+        found = [Worker(stub, nvml_library, weight) for weight in weights]
+        made.extend(found)
+        return found
+
+    yield stub, make
+    for worker in made:
+        if worker.process.poll() is None:
+            worker.process.kill()
+        worker.process.wait()
+        worker.process.stdin.close()
+        worker.process.stdout.close()
+
+
+def test_four_workers_one_reader_and_the_parts_sum_to_the_whole(workers):
+    stub, make = workers
+    four = make(1.0, 1.0, 1.0, 1.0)
+    stub.forget_calls()
+    before_j = stub.energy_j(0)
+    for worker in four:
+        worker.begin()
+    time.sleep(1.2)
+    results = [worker.end() for worker in four]
+    whole_j = stub.energy_j(0) - before_j
+    readers = stub.readers()
+    assert len(readers) == 1, f"one process must read the GPU, {readers} did"
+    assert [result["reader"] for result in results].count([True]) == 1
+    assert readers.keys() <= {worker.process.pid for worker in four}
+    assert sum(result["j"] for result in results) == pytest.approx(whole_j, rel=0.15)
+    for result in results:
+        assert result["j"] == pytest.approx(whole_j / 4, rel=0.35)
+        assert result["source"] == "attributed"
+
+
+def test_weights_are_respected_and_a_lone_worker_is_measured(workers):
+    _stub, make = workers
+    big, small = make(0.75, 0.25)
+    big.begin()
+    time.sleep(0.5)
+    alone = big.end()
+    assert alone["source"] == "measured"
+    assert alone["j"] == pytest.approx(200 * alone["s"], rel=0.1)
+    big.begin()
+    small.begin()
+    time.sleep(1.2)
+    results = big.end(), small.end()
+    assert results[0]["j"] / results[1]["j"] == pytest.approx(3, rel=0.3)
+
+
+def test_a_killed_reader_is_replaced_and_nothing_is_counted_for_it(workers):
+    stub, make = workers
+    first, second = make(1.0, 1.0)
+    second.begin()
+    first.begin()
+    time.sleep(0.4)
+    (reader,) = stub.readers()
+    killed, left = (first, second) if reader == first.process.pid else (second, first)
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.wait()
+    time.sleep(0.5)  # somebody notices
+    stub.forget_calls()
+    left.end()
+    left.begin()
+    time.sleep(1.5)
+    result = left.end()
+    assert result["reader"] == [True]
+    assert set(stub.readers()) == {left.process.pid}
+    # Within a second the dead process no longer has a part.
+    left.begin()
+    time.sleep(0.5)
+    after = left.end()
+    assert after["source"] == "measured"
+    assert after["j"] == pytest.approx(200 * after["s"], rel=0.1)
+
+
+def test_an_orderly_end_hands_over(workers):
+    stub, make = workers
+    first, second = make(1.0, 1.0)
+    (reader,) = stub.readers()
+    leaver, left = (first, second) if reader == first.process.pid else (second, first)
+    left.begin()
+    leaver.close()
+    time.sleep(1.0)
+    result = left.end()
+    assert result["reader"] == [True]
+    assert result["j"] == pytest.approx(200 * result["s"], rel=0.15)
+
+
+def test_idle_power_has_its_own_account(gpus):
+    """The device was seen at 40 W doing nothing; at work it draws 200."""
+    stub = gpus(1)
+    sensor = SharedSensor(NvmlSensor(0), period_s=0.01)
+    stub.set_load(200.0)
+    sensor.join(1.0)
+    before = sensor.reading()[1], sensor.idle_part_j()
+    time.sleep(0.4)
+    part_j, idle_j = sensor.reading()[1] - before[0], sensor.idle_part_j() - before[1]
+    assert part_j == pytest.approx(80, rel=0.15)
+    assert idle_j / part_j == pytest.approx(40 / 200, rel=0.1)
+    sensor.close()
+
+
+def test_two_sensors_of_one_process_share_its_reading(gpus):
+    stub = gpus(1)
+    stub.set_load(100.0)
+    first, second = SharedSensor(NvmlSensor(0)), SharedSensor(NvmlSensor(0))
+    assert first.is_reader
+    assert second.is_reader
+    time.sleep(0.2)
+    assert first.energy_j() == pytest.approx(second.energy_j(), abs=100 * 0.05)
+    before = second.energy_j()
+    first.close()  # whose inner sensor was read
+    time.sleep(0.2)
+    assert second.energy_j() - before == pytest.approx(20, rel=0.3)
+    second.close()
+    with pytest.raises(SensorError, match="is closed"):
+        second.energy_j()
+
+
+def test_a_forked_child_follows_its_parent(gpus):
+    stub = gpus(1)
+    stub.set_load(100.0)
+    (sensor,) = gpu_sensors()
+    assert sensor.is_reader
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def child():
+        before = sensor.energy_j()
+        time.sleep(0.3)
+        queue.put((sensor.energy_j() - before, sensor.is_reader, os.getpid()))
+
+    stub.forget_calls()
+    process = context.Process(target=child)
+    process.start()
+    joules, is_reader, pid = queue.get(timeout=20)
+    process.join()
+    assert not is_reader
+    assert joules == pytest.approx(30, rel=0.3)
+    assert set(stub.readers()) == {os.getpid()}
+    assert pid != os.getpid()
+    sensor.close()
+
+
+def test_a_lost_gpu_is_told_to_those_who_follow(gpus, nvml_library, nvml_stub):
+    stub = gpus(1)
+    worker = Worker(stub, nvml_library)  # the reader
+    (sensor,) = gpu_sensors()
+    assert not sensor.is_reader
+    assert sensor.energy_j() >= 0
+    stub.add_flags(nvml_stub.LOST)
+    time.sleep(0.2)
+    with pytest.raises(SensorError, match="fallen off the bus"):
+        sensor.energy_j()
+    stub.change(flags=0)  # reset
+    time.sleep(0.2)
+    assert sensor.energy_j() >= 0
+    worker.close()
+    sensor.close()
+
+
+def test_a_foreign_folder_is_refused(tmp_path, monkeypatch):
+    from penstock.energy._shared import runtime_folder
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = runtime_folder()
+    folder.chmod(0o777)
+    with pytest.raises(SensorError, match="not this user's alone"):
+        runtime_folder()
+
+
+def test_the_meter_marks_what_is_shared(gpus):
+    """In one process: joined alone it is measured, beside another participant attributed."""
+    stub = gpus(1)
+    stub.set_load(120.0)
+    mine, other = SharedSensor(NvmlSensor(0), period_s=0.01), SharedSensor(NvmlSensor(0), period_s=0.01)
+    hook = EpochMeter(Meter([mine]))
+    other.join(1.0)
+    hook.epoch_begin()
+    time.sleep(0.4)
+    energy = hook.epoch_end()
+    assert energy.source is Source.ATTRIBUTED
+    assert energy.joules == pytest.approx(60 * hook.last.time_s, rel=0.2)
+    other.leave()
+    hook.epoch_begin()
+    time.sleep(0.4)
+    energy = hook.epoch_end()
+    assert energy.source is Source.MEASURED
+    assert energy.joules == pytest.approx(120 * hook.last.time_s, rel=0.1)
+    mine.close()
+    other.close()

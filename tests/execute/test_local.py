@@ -1,0 +1,118 @@
+"""The local executor's own: arguments, the machine, GPUs as the driver lists them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.execute import Job, Local
+from penstock.execute import _local as local_module
+from penstock.execute._machine import Gpu, cgroup_cores, choose_gpus, usable_cores
+from penstock.testing.executors import Drive, segment
+
+LISTING = """\
+0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960
+1, GPU-bbbb, NVIDIA A100-SXM4-40GB, 40960
+2, GPU-cccc, Tesla V100, [N/A]
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["0", "1", "2"]),
+        ("", []),
+        ("-1", []),
+        ("2,0", ["2", "0"]),
+        ("1,7,0", ["1"]),  # CUDA ignores everything from the first bad one on
+        ("GPU-bbbb", ["GPU-bbbb"]),
+    ],
+)
+def test_visible_gpus(visible: str | None, names: list[str]) -> None:
+    assert [gpu.visible for gpu in choose_gpus(LISTING, visible)] == names
+
+
+def test_gpu_facts() -> None:
+    assert choose_gpus(LISTING, None)[2] == Gpu("2", "Tesla V100", None)
+    assert choose_gpus(LISTING, None)[0].memory_bytes == 40960 * 2**20
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("garbage", None)])
+def test_cgroup_quota(tmp_path: Path, text: str, cores: float | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cgroup_cores(tmp_path) == cores
+
+
+def test_old_cgroup_quota(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("250000\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert cgroup_cores(tmp_path) == 2.5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Local(0),
+        lambda: Local(2, slots_per_trial=0),
+        lambda: Local(2, slots_per_trial=1.5),
+        lambda: Local(2, slots_per_trial=3),
+        lambda: Local(2, threads=0),
+        lambda: Local(2, gpus=[0]),
+    ],
+)
+def test_bad_arguments_are_refused(make: Callable[[], Local]) -> None:
+    with pytest.raises(InvalidInput):
+        make()
+
+
+def test_cores_are_divided_among_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(local_module, "visible_gpus", list)
+    assert [free.device.cores for free in Local(2).free()] == [4, 4]
+    assert len(Local().free()) == 8
+    assert [free.device.cores for free in Local(2, threads=1).free()] == [1, 1]
+
+
+def test_gpus_are_the_slots_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "usable_cores", lambda: 8)
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: choose_gpus(LISTING, None))
+    assert [free.device.id for free in Local().free()] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [free.device.kind for free in Local(gpus=[2]).free()] == ["Tesla V100"]
+    assert [free.device.id for free in Local(gpus=0).free()] == [f"cpu:{n}" for n in range(8)]
+    assert [free.device.id for free in Local(3).free()] == ["cpu:0", "cpu:1", "cpu:2"]
+    with pytest.raises(Unsupported, match="3 GPUs"):
+        Local(gpus=4).free()
+
+
+def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the environment tells it; run.device counts from 0 there."""
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: choose_gpus(LISTING, "GPU-bbbb,2"))
+
+    def train(run):  # type: ignore[no-untyped-def]
+        (run.folder / "seen").write_text(f"{os.environ['CUDA_VISIBLE_DEVICES']} {run.device} {run.devices}")
+        return 0.0
+
+    executor = Local()
+    executor.open(Job(train, tmp_path, ("loss",)))
+    try:
+        drive = Drive(executor, [segment(0, until=None), segment(1, until=None)])
+        drive.finish(2)
+        seen = {(tmp_path / f"trials/{trial}/seen").read_text() for trial in (0, 1)}
+        assert seen == {"GPU-bbbb cuda:0 ('cuda:0',)", "2 cuda:0 ('cuda:0',)"}
+    finally:
+        executor.close()
+
+
+def test_it_pickles_as_it_was_made() -> None:
+    again = pickle.loads(pickle.dumps(Local(3, slots_per_trial=2, threads=1)))
+    assert (again.slots, again.slots_per_trial) == (3, 2)
+
+
+def test_usable_cores_is_at_least_one() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

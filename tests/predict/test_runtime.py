@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+
+from penstock.core.errors import InvalidInput
+from penstock.predict import EpochTimes
+
+
+def test_nothing_is_known_at_first_then_the_median_then_the_trial_itself() -> None:
+    times = EpochTimes()
+    assert times.epoch_s(0, {"lr": 0.1}) is None
+    for trial, seconds in enumerate((2.0, 3.0, 100.0)):
+        times.observe(trial, {"lr": 0.1 * (trial + 1)}, seconds)
+    assert times.epoch_s(9, {"lr": 0.1}) == 3.0
+    times.observe(1, {"lr": 0.2}, 5.0)
+    assert times.epoch_s(1, {"lr": 0.2}) == 4.0
+
+
+def test_a_shared_or_wide_epoch_counts_as_alone_on_one_device() -> None:
+    times = EpochTimes()
+    times.observe(0, {}, 13.0, speed=1 / 1.3)  # two on a device
+    times.observe(0, {}, 2.5, speed=4)  # on four devices
+    assert times.epoch_s(0, {}) == pytest.approx(10.0)
+
+
+def test_likeness_beats_the_median_where_configurations_decide() -> None:
+    rng = random.Random(0)
+    times = EpochTimes()
+
+    def make() -> tuple[dict[str, object], float]:
+        config = {
+            "batch_size": rng.choice([16, 64, 256]),
+            "lr": 10 ** rng.uniform(-5, 0),
+            "net": rng.choice("ab"),
+        }
+        seconds = 640 / config["batch_size"] * (3 if config["net"] == "b" else 1)
+        return config, seconds * rng.uniform(0.95, 1.05)
+
+    seen = []
+    for trial in range(60):
+        config, seconds = make()
+        times.observe(trial, config, seconds)
+        seen.append(seconds)
+    likeness, flat = [], []
+    for trial in range(1000, 1050):
+        config, seconds = make()
+        guess = times.epoch_s(trial, config)
+        assert guess is not None
+        likeness.append(abs(guess - seconds) / seconds)
+        flat.append(abs(median(seen) - seconds) / seconds)
+    assert median(likeness) < 0.2
+    assert sum(likeness) < 0.5 * sum(flat)
+
+
+def test_conditional_names_and_odd_values_are_compared() -> None:
+    times = EpochTimes()
+    for trial in range(10):
+        config = {"kind": "deep", "layers": 4} if trial % 2 else {"kind": "flat"}
+        times.observe(trial, config, 8.0 if trial % 2 else 1.0)
+    deep, flat = times.epoch_s(99, {"kind": "deep", "layers": 4}), times.epoch_s(99, {"kind": "flat"})
+    assert deep is not None
+    assert flat is not None
+    assert deep > 4 > 2 > flat
+
+
+def test_wrong_times_are_named() -> None:
+    with pytest.raises(InvalidInput, match="-1"):
+        EpochTimes().observe(0, {}, -1.0)

@@ -1,0 +1,27 @@
+"""Every example runs as a user would run it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+def test_example_runs(example, tmp_path):
+    environment = {**os.environ, "PENSTOCK_EXAMPLE_QUICK": "1"}
+    done = subprocess.run(
+        [sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+def test_example_says_how_to_run_it_on_its_first_line(example):
+    first = example.read_text().splitlines()[0]
+    assert first.startswith("# Run with: ")
+    assert example.name in first or "make quickstart" in first

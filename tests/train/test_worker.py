@@ -1,0 +1,110 @@
+"""How failures of training functions are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.train._run import Run
+from penstock.train._worker import End, Settings, Spec, execute
+
+
+class Silent:
+    def reported(self, report: Any) -> None: ...
+    def saved(self, epoch: int, path: str) -> None: ...
+    def told(self) -> None:
+        return None
+
+
+def run(work: Any, files: Path) -> End:
+    spec = Spec(0, {}, 0, 0, 3, True, None, None, 0, 0)
+    return execute(work, spec, Settings(files, ("loss",)), Silent())
+
+
+def test_chained_exceptions_keep_the_users_frames(tmp_path: Path) -> None:
+    def inner() -> None:
+        raise KeyError("inner")
+
+    def train(run: Run) -> None:
+        for _ in run.epochs():
+            try:
+                inner()
+            except KeyError as error:
+                raise RuntimeError("outer") from error
+
+    end = run(train, tmp_path)
+    assert end.reason == "RuntimeError: outer"
+    assert "in inner" in end.error
+    assert "direct cause" in end.error
+    assert "train/_worker.py" not in end.error
+    assert "train/_run.py" not in end.error
+
+
+def test_errors_of_the_run_point_at_the_users_line(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        for _ in run.epochs():
+            run.report(loss=float("nan"))  # here
+
+    end = run(train, tmp_path)
+    assert "# here" in end.error
+    assert end.error.count("File ") == 1
+    assert end.error.rstrip().endswith(end.reason)
+
+
+def test_a_syntax_error_is_told(tmp_path: Path) -> None:
+    end = run(lambda run: eval("1 +"), tmp_path)
+    assert end.reason.startswith("SyntaxError")
+
+
+def test_an_exception_that_cannot_print_itself_is_told(tmp_path: Path) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+        def __reduce__(self) -> Any:
+            raise TypeError("can't pickle")
+
+    def train(run: Run) -> None:
+        raise Mute
+
+    end = run(train, tmp_path)
+    assert (end.status, "Mute" in end.reason) == ("failed", True)
+
+
+def test_a_bottomless_recursion_is_told_briefly(tmp_path: Path) -> None:
+    def deeper(n: int) -> int:
+        return deeper(n + 1) + 1
+
+    end = run(lambda run: deeper(0), tmp_path)
+    assert end.reason.startswith("RecursionError")
+    assert len(end.error) < 100_000
+
+
+def test_exception_groups_are_told(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
+
+    end = run(train, tmp_path)
+    assert "ValueError: one" in end.error
+    assert "several" in end.reason
+
+
+@pytest.mark.parametrize("text", ["a\udcffb", "nul\0byte", "x" * 10**6])
+def test_any_text_can_be_stored(tmp_path: Path, text: str) -> None:
+    def train(run: Run) -> None:
+        raise ValueError(text)
+
+    end = run(train, tmp_path)
+    assert "\0" not in end.error + end.reason
+    (end.error + end.reason).encode()
+    assert len(end.reason) <= 300
+    assert len(end.error) < 100_000
+
+
+def test_keyboard_interrupt_inside_a_training_is_a_failure(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    assert run(train, tmp_path).status == "failed"
