@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
+import dataclasses
 import importlib.util
 import os
 import statistics
@@ -24,7 +25,9 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+from _bench import interleave
 from penstock.energy import V100, V100_LOADS, EtaCost, Meter, PowerLimitOptimizer, gpu_sensors
 from penstock.energy._simulated import Load
 
@@ -128,6 +131,27 @@ def overhead() -> None:
             )
 
 
+def long_epochs() -> None:
+    """The trace's own loads whose epochs take ten minutes or more, at their own length, for a single epoch."""
+    worst_s = worst_j = 0.0
+    count = 0
+    for load in V100_LOADS.values():
+        table = {limit: (V100.epoch_s(load, limit), V100.power_w(load, limit)) for limit in LIMITS}
+        if table[250.0][0] < 600:
+            continue
+        count += 1
+        for eta in ETAS:
+            machine = PowerLimitOptimizer(LIMITS, EtaCost(eta))
+            time_s, energy_j, limit_w = run_job(table, machine, 1, 10_000)
+            assert machine.done
+            worst_s = max(worst_s, time_s / table[limit_w][0] - 1)
+            worst_j = max(worst_j, energy_j / (table[limit_w][0] * table[limit_w][1]) - 1)
+    print(
+        f"the {count} loads of the trace with epochs of 10 min and more, at their own length, one epoch:"
+        f" time {worst_s:.2%}, energy {worst_j:.2%} at worst"
+    )
+
+
 FOLLOWER = """
 import sys, time
 from penstock.energy import Meter, gpu_sensors
@@ -209,27 +233,45 @@ def study(trials: int = 1000) -> None:
         rounds.append(time.perf_counter() - begin)
     hook_s = statistics.median(rounds)
     print(f"study: the meter of {trials} trials of one epoch takes {hook_s * 1e3:.1f} ms in all")
-    try:
-        import penstock as pk
+    import penstock as pk
+    from penstock.execute import Local
 
-        make_study = pk.Study
-    except (ImportError, AttributeError):
-        print("study: there is no Study yet to compare with")
-        return
-
-    def train(run: object) -> None:
-        for epoch in run.epochs(1):  # type: ignore[attr-defined]
-            run.report(loss=float(epoch))  # type: ignore[attr-defined]
-
-    walls = []
-    for _ in range(3):
+    def timed(metered: bool) -> float:
+        executor = Local()
+        if metered:
+            open_ = executor.open
+            executor.open = lambda job: open_(  # type: ignore[method-assign]
+                dataclasses.replace(job, options={**job.options, "make_meter": make_meter})
+            )
         with tempfile.TemporaryDirectory() as name:
-            made = make_study(train, pk.Space(x=pk.Float(0, 1)), minimize="loss", store=Path(name) / "s.db")
+            budget = pk.Budget(trials=trials)
+            space = pk.Space(x=pk.Float(0, 1))
+            made = pk.Study(
+                trivial,
+                space,
+                minimize="loss",
+                executor=executor,
+                budget=budget,
+                store=Path(name) / "study.db",
+            )
             begin = time.perf_counter()
-            made.run(trials=trials)
-            walls.append(time.perf_counter() - begin)
-    wall_s = statistics.median(walls)
-    print(f"study: {wall_s:.2f} s wall for {trials} trials; metering is {hook_s / wall_s:.2%} of it at most")
+            made.run()
+            wall_s = time.perf_counter() - begin
+            assert (made.energy is not None) == metered
+        return wall_s
+
+    results = interleave({"plain": lambda: timed(False), "metered": lambda: timed(True)}, 5)
+    plain_s, metered_s = (statistics.median(results[name]) for name in ("plain", "metered"))
+    print(f"study: {trials} trivial trials: {plain_s:.3f} s without metering, {metered_s:.3f} s with it:")
+    print(
+        f"study: {metered_s / plain_s - 1:+.2%} of wall time; the meter's own time is {hook_s / plain_s:.2%} of it"
+    )
+
+
+def trivial(run: Any) -> None:
+    """A trial of one epoch that does nothing."""
+    for _ in run.epochs(1):
+        run.report(loss=1.0)
 
 
 def fit(trace: Path) -> None:
@@ -288,6 +330,8 @@ def main() -> None:
         {"optimum": optimum, "fit": fit}[chosen.what](chosen.trace)
     else:
         {"overhead": overhead, "window": window, "study": study}[chosen.what]()
+        if chosen.what == "overhead":
+            long_epochs()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import penstock as pk
 def train(run):
     for epoch in run.epochs():
         time.sleep({nap})
+        run.save(epoch)
         run.report(loss=abs(math.log10(run.config["lr"]) + 2) + 1 / (epoch + 1))
 
 study = pk.Study(

@@ -1,5 +1,6 @@
 """The power limiter end to end: limits set and restored through the real nvidia-ml-py, whatever happens."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,9 +17,11 @@ from penstock.energy import (
     FileCache,
     LeastEnergy,
     LimitGuard,
+    LimitOptions,
     NvmlSensor,
     PowerLimiter,
     ReplaySensor,
+    make_meter,
     would_have_taken,
 )
 
@@ -334,3 +337,38 @@ def test_what_another_limit_would_have_taken(job):
     assert time_s == pytest.approx(1000 * SPEED[chosen] / SPEED[250], rel=0.01)
     assert energy.joules == pytest.approx(time_s * WATTS[chosen], rel=0.01)
     assert energy.source is Source.ESTIMATED
+
+
+def test_a_run_s_meter_finds_the_limit_and_gives_it_back(gpus, tmp_path):
+    """The hook of a worker, in real time: two trials of one batch size, the second knows the profile."""
+    stub = gpus(1)
+    stub.set_load(240.0)
+    options = LimitOptions(LeastEnergy(), "cnn", tmp_path / "profiles.json", slice_s=0.02)
+    first = make_meter(("cuda:0",), cores=1, limits=options, batch_size=32)
+    for _ in range(200):
+        first.epoch_begin()
+        for _ in range(20):
+            time.sleep(0.001)
+            first.iteration(32)
+        assert first.epoch_end().joules > 0
+        if not first._limiter.profiling:
+            break
+    best = first._limiter.report.best
+    assert stub.limit_w() == best.limit_w
+    first.close()
+    assert stub.limit_w() == 250
+    assert [key for key, _ in FileCache(options.profiles).items()] == ["power-profile/Stub V100/cnn/32/1"]
+    second = make_meter(("cuda:0",), cores=1, limits=options, batch_size=32)
+    second.epoch_begin()
+    assert stub.limit_w() == best.limit_w
+    second.close()
+    assert stub.limit_w() == 250
+    for sensor in first._meter.sensors:
+        sensor.close()
+
+
+def test_many_processes_may_keep_profiles_at_once(tmp_path):
+    cache = FileCache(tmp_path / "profiles.json")
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.starmap(cache.put, [(f"key {number}", number) for number in range(40)])
+    assert dict(cache.items()) == {f"key {number}": number for number in range(40)}

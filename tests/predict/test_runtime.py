@@ -55,6 +55,21 @@ def test_likeness_beats_the_median_where_configurations_decide() -> None:
     assert sum(likeness) < 0.5 * sum(flat)
 
 
+def test_the_error_says_how_sure_it_is() -> None:
+    rng = random.Random(1)
+    times = EpochTimes()
+    assert times.error(0, {}) == 1.0
+    for trial in range(30):
+        size = rng.choice([1, 8])
+        times.observe(trial, {"size": size}, size * rng.uniform(0.98, 1.02))
+    assert times.error(0, {"size": 1}) <= 0.1  # it has run
+    assert times.error(99, {"size": 8}) <= 0.1  # all like it take the same
+    blind = EpochTimes()
+    for trial in range(30):
+        blind.observe(trial, {"lr": rng.random()}, rng.choice([1.0, 8.0]))
+    assert blind.error(99, {"lr": 0.5}) > 0.5  # what decides is not in the configuration
+
+
 def test_conditional_names_and_odd_values_are_compared() -> None:
     times = EpochTimes()
     for trial in range(10):

@@ -25,7 +25,7 @@ DRIVER = textwrap.dedent(
         state = run.load() or {"sum": 0.0}
         for epoch in run.epochs():
             state["sum"] += run.config["x"] * (epoch + 1)
-            time.sleep(0.004)
+            time.sleep(0.008)
             with open(LOG, "a") as log:
                 log.write(f"{run.trial} {epoch}\\n")
             run.save(state)
@@ -36,10 +36,10 @@ DRIVER = textwrap.dedent(
     try:
         study = pk.Study.load(STORE)
     except pk.errors.StoreError:
-        study = pk.Study(train, space, minimize="loss", scheduler=pk.Halving(max_epochs=9, trials=18),
+        study = pk.Study(train, space, minimize="loss", scheduler=pk.Halving(max_epochs=9, trials=27),
                          sampler=pk.Random(), executor=pk.Local(slots=2), store=STORE, seed=5)
     except pk.errors.InvalidInput:  # killed before the study was created
-        study = pk.Study(train, space, minimize="loss", scheduler=pk.Halving(max_epochs=9, trials=18),
+        study = pk.Study(train, space, minimize="loss", scheduler=pk.Halving(max_epochs=9, trials=27),
                          sampler=pk.Random(), executor=pk.Local(slots=2), store=STORE, seed=5)
     study.run()
     """
@@ -57,12 +57,19 @@ def results(path):
 
 
 def drive(tmp_path, name, kill_after_s=None, sig=signal.SIGKILL):
+    """Run the driver; with ``kill_after_s``, end it so long after its first epoch (or at once, if negative)."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    command = [sys.executable, str(script), str(tmp_path / f"{name}.db"), str(tmp_path / f"{name}.log")]
+    log = tmp_path / f"{name}.log"
+    lines = log.read_text().count("\n") if log.exists() else 0
+    command = [sys.executable, str(script), str(tmp_path / f"{name}.db"), str(log)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     if kill_after_s is not None:
-        time.sleep(kill_after_s)
+        while kill_after_s >= 0 and process.poll() is None:
+            if log.exists() and log.read_text().count("\n") > lines:
+                break
+            time.sleep(0.005)
+        time.sleep(abs(kill_after_s))
         process.send_signal(sig)
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
@@ -77,29 +84,28 @@ def test_killed_drivers_resume_to_the_uninterrupted_result(tmp_path):
     code, errors = drive(tmp_path, "whole")
     assert code == 0, errors
     whole = results(tmp_path / "whole.db")
-    started = time.monotonic()
     rng = random.Random(1)
-    kills = 0
+    kills, finished = 0, 0
     while kills < 20:
-        code, errors = drive(tmp_path, "killed", rng.uniform(0.05, 0.9))
-        if code == 0:  # it finished before the kill: start over with a new study
-            (tmp_path / "killed.db").rename(tmp_path / f"done-{kills}.db")
-            for extra in tmp_path.glob("killed.*"):
-                extra.rename(tmp_path / f"{extra.name}-{kills}")
-            assert outcome(results(tmp_path / f"done-{kills}.db")) == outcome(whole)
-            assert time.monotonic() - started < 300
+        name = f"killed-{finished}"
+        after_s = rng.uniform(0.0, 0.12)
+        code, errors = drive(tmp_path, name, -4 * after_s if kills % 5 == 4 else after_s)
+        if code == 0:  # it finished before the kill: go on with a new study
+            assert outcome(results(tmp_path / f"{name}.db")) == outcome(whole)
+            finished += 1
+            assert finished < 20
             continue
         assert code == -signal.SIGKILL, errors
         kills += 1
-    code, errors = drive(tmp_path, "killed")
+    code, errors = drive(tmp_path, f"killed-{finished}")
     assert code == 0, errors
-    assert outcome(results(tmp_path / "killed.db")) == outcome(whole)
+    assert outcome(results(tmp_path / f"killed-{finished}.db")) == outcome(whole)
 
 
 @pytest.mark.faults
 def test_no_epoch_before_a_checkpoint_is_run_twice(tmp_path):
     """Every epoch saves, so after one kill at most the epochs in flight (one per slot) run again."""
-    code, _ = drive(tmp_path, "once", kill_after_s=0.8)
+    code, _ = drive(tmp_path, "once", kill_after_s=0.1)
     code, errors = drive(tmp_path, "once")
     assert code == 0, errors
     lines = (tmp_path / "once.log").read_text().split("\n")[:-1]
@@ -111,11 +117,11 @@ def test_no_epoch_before_a_checkpoint_is_run_twice(tmp_path):
 
 @pytest.mark.faults
 def test_ctrl_c_drains_and_the_study_resumes(tmp_path):
-    code, errors = drive(tmp_path, "drained", kill_after_s=0.8, sig=signal.SIGINT)
+    code, errors = drive(tmp_path, "drained", kill_after_s=0.1, sig=signal.SIGINT)
     assert code == 0, errors
     state = results(tmp_path / "drained.db")
-    if state.closed.reason == "interrupted":  # else it was done before the signal came
-        assert state.counts.running == 0
+    assert state.closed.reason == "interrupted"
+    assert state.counts.running == 0
     code, errors = drive(tmp_path, "drained")
     assert code == 0, errors
     whole = drive(tmp_path, "whole")
@@ -125,30 +131,21 @@ def test_ctrl_c_drains_and_the_study_resumes(tmp_path):
     assert len(lines) == len(set(lines))  # a drain loses nothing
 
 
-def suicidal(run):
-    state = run.load() or 0
-    for epoch in run.epochs(6):
-        state += 1
-        run.save(state)
-        run.report(loss=run.config["x"], seen=state)
-        marker = f"{MARKERS}/{run.trial}-{epoch}"
-        if random.Random(f"{run.trial}-{epoch}").random() < 0.2 and not os.path.exists(marker):
-            open(marker, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-MARKERS = ""
-
-
 @pytest.mark.faults
-def test_killed_workers_lose_nothing(tmp_path, monkeypatch):
-    (tmp_path / "m").mkdir()
-    markers = str(tmp_path / "m")
+def test_killed_workers_lose_nothing(tmp_path):
+    markers = tmp_path / "killed"
+    markers.mkdir()
 
     def train(run):
-        global MARKERS
-        MARKERS = markers
-        suicidal(run)
+        state = run.load() or 0
+        for epoch in run.epochs(6):
+            state += 1
+            run.save(state)
+            run.report(loss=run.config["x"], seen=state)
+            marker = markers / f"{run.trial}-{epoch}"
+            if random.Random(f"{run.trial}-{epoch}").random() < 0.2 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
 
     done = pk.Study(
         train,
@@ -159,7 +156,7 @@ def test_killed_workers_lose_nothing(tmp_path, monkeypatch):
         executor=pk.Local(slots=2),
         store=tmp_path / "s.db",
     ).run()
-    died = len(os.listdir(markers))
+    died = len(list(markers.iterdir()))
     assert died > 3
     assert {t.status.value for t in done.trials} == {"completed"}
     assert sum(t.retries for t in done.trials) == died

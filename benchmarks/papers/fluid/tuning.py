@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads import Curves, epoch_s
+
 from penstock.core import Placement, PlanPass, Segment, Trial, TrialStatus
 from penstock.predict import EpochTimes, Overhead
 from penstock.sample import TPE, Random
@@ -13,8 +15,6 @@ from penstock.sample._base import Observation
 from penstock.schedule import ASHA, Halving, Hyperband
 from penstock.schedule._base import Outcome, Rules
 from penstock.testing.planning import SimulatedCluster
-
-from workloads import Curves, epoch_s
 
 EPOCHS = 27
 
@@ -59,6 +59,7 @@ class InTurn:
 ALGORITHMS = {
     "Halving": lambda: (Halving(max_epochs=EPOCHS), Random()),
     "SyncBOHB": lambda: (InTurn(), TPE()),
+    "Hyperband in turn": lambda: (InTurn(), Random()),
     "Hyperband": lambda: (Hyperband(max_epochs=EPOCHS), Random()),
     "ASHA": lambda: (ASHA(max_epochs=EPOCHS, trials=81), Random()),
     "BOHB": lambda: (ASHA(max_epochs=EPOCHS, trials=81, brackets=3), TPE()),
@@ -137,6 +138,7 @@ def run(
                     Placement(
                         (segment,),
                         expected_s=None if guess is None else guess * count,
+                        expected_error=times.error(trial, segment.trial.config),
                         max_devices=truth.max_devices,
                     )
                 )

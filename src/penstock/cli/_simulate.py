@@ -21,6 +21,7 @@ def curve(run: Run) -> None:
     lr, width = run.config["lr"], run.config["width"]
     floor = 0.05 + 0.1 * abs(math.log10(lr) + 2) + 0.1 * (1 - width)
     for epoch in run.epochs():
+        run.save(epoch)  # so that a promoted trial goes on instead of starting over
         run.report(loss=floor + (1 + width) / (epoch + 1))
 
 

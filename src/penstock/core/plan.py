@@ -21,6 +21,7 @@ class Placement:
             are profiled).
         attempt: How often its segments have been tried before (0 the first time).
         expected_s: How long its segments would take alone on one whole device; None: not known.
+        expected_error: How far off ``expected_s`` may be, relative (0.2 is +-20%).
         memory_bytes: The most memory it needs on a device; None: not known.
         max_devices: Over how many devices it can spread, and change that while it runs; 1: it can't.
         since_s: When it was queued, on the executor's clock: who waits long is not passed for ever.
@@ -31,6 +32,7 @@ class Placement:
     exclusive: bool = False
     attempt: int = 0
     expected_s: float | None = None
+    expected_error: float = 0.0
     memory_bytes: int | None = None
     max_devices: int = 1
     since_s: float = 0.0

@@ -209,7 +209,8 @@ class StudyState:
 
     def _ended(self, event: Ended) -> bool:
         record = self.trials[event.trial]
-        if record.status is not TrialStatus.RUNNING and record.status is not TrialStatus.WAITING:
+        queued = record.status is TrialStatus.WAITING and not event.retry  # stopped before it started
+        if record.status is not TrialStatus.RUNNING and not queued:
             return False
         if record._running_since_s is not None:
             record.busy_s += max(0.0, event.time_s - record._running_since_s)

@@ -13,7 +13,7 @@ from penstock.energy._discover import (
 )
 from penstock.energy._estimate import EstimateSensor
 from penstock.energy._guard import LimitGuard
-from penstock.energy._hook import EpochMeter, make_meter
+from penstock.energy._hook import EpochMeter, LimitOptions, make_meter
 from penstock.energy._limiter import FileCache, LimitReport, PowerLimiter, savings, would_have_taken
 from penstock.energy._meter import Meter, Window
 from penstock.energy._nvml import NvmlSensor
@@ -61,6 +61,7 @@ __all__ = [
     "LeastEnergyWithin",
     "LeastTime",
     "LimitGuard",
+    "LimitOptions",
     "LimitProfile",
     "LimitReport",
     "LimitRule",

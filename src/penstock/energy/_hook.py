@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from penstock.core import Measurement
 from penstock.core.errors import PenstockError, SensorError
 from penstock.energy._discover import sensors_for
 from penstock.energy._estimate import cores_allowed
+from penstock.energy._limiter import FileCache, PowerLimiter
 from penstock.energy._meter import Meter, Window
+from penstock.energy._profile import LimitRule
+from penstock.energy._sensor import DeviceKind
 from penstock.energy._shared import SharedSensor
 
 
@@ -24,13 +29,16 @@ class EpochMeter:
     Args:
         meter: What to read.
         fraction: The part of the devices this run holds, its weight when others share them.
+        limiter: Finds the best power limit meanwhile, for a run that has its devices to itself and tells of its
+            iterations; started by whoever made it, stopped by ``close``.
     """
 
-    __slots__ = ("_fraction", "_meter", "_shared", "_warned", "_window", "last")
+    __slots__ = ("_fraction", "_limiter", "_meter", "_shared", "_warned", "_window", "last")
 
-    def __init__(self, meter: Meter, *, fraction: float = 1.0) -> None:
+    def __init__(self, meter: Meter, *, fraction: float = 1.0, limiter: PowerLimiter | None = None) -> None:
         self._meter = meter
         self._fraction = fraction
+        self._limiter = limiter
         self._shared = [sensor for sensor in meter.sensors if isinstance(sensor, SharedSensor)]
         self._window: Window | None = None
         self._warned = False
@@ -44,12 +52,21 @@ class EpochMeter:
             except SensorError:
                 continue  # the window says why
         self._window = self._meter.window("epoch")
+        if self._limiter is not None:
+            self._limiter.epoch_begin()
+
+    def iteration(self, samples: float = 1.0) -> None:
+        """An iteration of the epoch is over."""
+        if self._limiter is not None:
+            self._limiter.iteration(samples)
 
     def epoch_end(self) -> Measurement | None:
         """The epoch's energy; None if it can't be told, or no epoch has begun."""
         window, self._window = self._window, None
         if window is None:
             return None
+        if self._limiter is not None:
+            self._limiter.epoch_end()
         self.last = window.end()
         try:
             return window.energy
@@ -62,6 +79,8 @@ class EpochMeter:
     def close(self) -> None:
         """The run is over: an epoch that has begun is nobody's, and others on the devices get all of them."""
         self._window = None
+        if self._limiter is not None:
+            self._limiter.stop()
         for sensor in self._shared:
             sensor.pause()
 
@@ -69,8 +88,32 @@ class EpochMeter:
 _meters: dict[tuple[object, ...], Meter] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """How a run's power limit is found.
+
+    Attributes:
+        rule: Which limit is best.
+        task: Names the task in the cache.
+        profiles: File that keeps the profiles, shared by the study's workers.
+        observe: Only say what would be saved.
+        slice_s: How long each limit is profiled.
+    """
+
+    rule: LimitRule
+    task: str
+    profiles: Path
+    observe: bool = False
+    slice_s: float = 5.0
+
+
 def make_meter(
-    devices: tuple[str, ...], *, cores: float | None = None, fraction: float = 1.0
+    devices: tuple[str, ...],
+    *,
+    cores: float | None = None,
+    fraction: float = 1.0,
+    limits: LimitOptions | None = None,
+    batch_size: int = 0,
 ) -> EpochMeter | None:
     """The meter of one trial, in the process that runs it. Sensors are opened once per process.
 
@@ -81,6 +124,8 @@ def make_meter(
         cores: CPU threads of the slot, whose idle power the trial is charged in the estimate; what executors tell a
             worker by OMP_NUM_THREADS if None.
         fraction: The part of the devices it holds.
+        limits: Find and set the best power limit of its GPUs; for exclusive placements.
+        batch_size: Of the trial, for the profile's key.
 
     Returns:
         None, with a warning, where nothing can be measured.
@@ -97,4 +142,17 @@ def make_meter(
             warnings.warn(f"Energy is not measured: {error}", RuntimeWarning, stacklevel=2)
             return None
         _meters[key] = meter
-    return EpochMeter(meter, fraction=fraction)
+    gpus = [s for s in meter.sensors if s.kind is DeviceKind.GPU and s.power_limit_range_w is not None]
+    if limits is None or not gpus:
+        return EpochMeter(meter, fraction=fraction)
+    limiter = PowerLimiter(
+        gpus,
+        rule=limits.rule,
+        task=limits.task,
+        batch_size=batch_size,
+        cache=FileCache(limits.profiles),
+        observe=limits.observe,
+        slice_s=limits.slice_s,
+    )
+    limiter.start()
+    return EpochMeter(meter, fraction=fraction, limiter=limiter)

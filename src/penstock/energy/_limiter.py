@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -24,7 +25,10 @@ log = logging.getLogger("penstock.energy")
 
 @final
 class FileCache:
-    """Profiles in a JSON file, for runs without a store. Written whole, by renaming: never half."""
+    """Profiles in a JSON file, for runs without a store, and for the workers of a study.
+
+    Written whole, by renaming: never half. Several processes may put at once.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
@@ -35,12 +39,18 @@ class FileCache:
 
     def put(self, key: str, value: Any) -> None:
         """Keep a value."""
-        values = self._read()
-        values[key] = value
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(values))
-        beside.replace(self._path)
+        with open(self._path.with_name(f"{self._path.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            values = self._read()
+            values[key] = value
+            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+            beside.write_text(json.dumps(values))
+            beside.replace(self._path)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """All of them, to be kept elsewhere."""
+        return list(self._read().items())
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -27,7 +27,7 @@ class Window:
     Still open, it tells what was spent so far. Windows of one meter may nest and overlap, in any thread.
     """
 
-    __slots__ = ("_begin", "_end", "_meter", "_result", "_sensors", "name")
+    __slots__ = ("_begin", "_end", "_meter", "_result", "_sensors", "_watts", "name")
 
     def __init__(self, meter: Meter, name: str, begin: _Edge) -> None:
         self._meter = meter
@@ -35,14 +35,14 @@ class Window:
         self._sensors = meter.sensors
         self._begin = begin
         self._end: _Edge | None = None
+        self._watts: list[float | SensorError] | None = None
         self._result: dict[str, Measurement | SensorError] | None = None
 
     def end(self) -> Window:
         """Close the window. Closing it again changes nothing."""
         if self._end is None:
             self._end = self._meter._edge()
-            if any(self._is_short(sensor) for sensor in self._sensors):
-                self._result = self._evaluate(self._end)  # watts are needed, and now
+            self._watts = self._watts_if_short(self._end[0] - self._begin[0])
         return self
 
     @property
@@ -101,30 +101,45 @@ class Window:
     ) -> None:
         self.end()
 
-    def _is_short(self, sensor: Sensor) -> bool:
-        assert self._end is not None
-        return (
-            not isinstance(sensor, SharedSensor) and self._end[0] - self._begin[0] < 2 * sensor.resolution_s
-        )
+    def _watts_if_short(self, time_s: float) -> list[float | SensorError] | None:
+        """Watts now of every sensor, if the window is too short for some counter; shared ones tell theirs anyway."""
+        for sensor in self._sensors:
+            if time_s < 2 * sensor.resolution_s and not isinstance(sensor, SharedSensor):
+                return [_power(sensor) for sensor in self._sensors]
+        return None
 
     def _parts(self) -> dict[str, Measurement | SensorError]:
         if self._result is not None:
             return self._result
         if self._end is None:
-            return self._evaluate(self._meter._edge())
-        self._result = self._evaluate(self._end)
+            now = self._meter._edge()
+            return self._evaluate(now, self._watts_if_short(now[0] - self._begin[0]))
+        self._result = self._evaluate(self._end, self._watts)
         return self._result
 
-    def _evaluate(self, end: _Edge) -> dict[str, Measurement | SensorError]:
+    def _evaluate(
+        self, end: _Edge, watts: list[float | SensorError] | None
+    ) -> dict[str, Measurement | SensorError]:
         time_s = end[0] - self._begin[0]
         return {
-            sensor.id: _between(sensor, before, after, time_s)
-            for sensor, before, after in zip(self._sensors, self._begin[1], end[1], strict=True)
+            sensor.id: _between(
+                sensor, self._begin[1][i], end[1][i], time_s, 0.0 if watts is None else watts[i]
+            )
+            for i, sensor in enumerate(self._sensors)
         }
 
 
-def _between(sensor: Sensor, before: _Reading, after: _Reading, time_s: float) -> Measurement | SensorError:
-    """What one sensor counted between two readings of it."""
+def _power(sensor: Sensor) -> float | SensorError:
+    try:
+        return sensor.power_w()
+    except SensorError as error:
+        return error
+
+
+def _between(
+    sensor: Sensor, before: _Reading, after: _Reading, time_s: float, watts: float | SensorError
+) -> Measurement | SensorError:
+    """What one sensor counted between two readings of it; ``watts`` at the end count if the time is too short."""
     if isinstance(before, SensorError):
         return before
     if isinstance(after, SensorError):
@@ -141,10 +156,8 @@ def _between(sensor: Sensor, before: _Reading, after: _Reading, time_s: float) -
         assert isinstance(before, float)
         assert isinstance(after, float)
         energy_j = after - before
-        try:
-            watts = sensor.power_w() if short else 0.0
-        except SensorError as error:
-            return error
+    if isinstance(watts, SensorError):
+        return watts
     if short:
         # The counter has hardly moved, or moved for more than this window: watts x time tells better.
         return Measurement(watts * time_s, "J", max(source, Source.ESTIMATED), doubt + 0.5)

@@ -127,10 +127,6 @@ def _widths(
     """A width for each waiting trial (none: by the horizon), and the horizon within which all should end."""
     waiting_s = outlook.waiting_s
     least_s = outlook.horizon_s(allotment, devices)
-    if rule == "lookahead" and len(waiting_s) <= empty:
-        # One each, as without Fluid: what is left over goes to the longest (elastic), and what the first to end leave
-        # behind as well, so that a wrong guess of who is short costs nothing.
-        return [1.0] * len(waiting_s), least_s
     if rule == "waterfill" or outlook.is_stream(plan):
         # In a stream more work is on its way, and a longer look ahead than the paper's is no help.
         only = allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=1)
@@ -143,13 +139,20 @@ def _widths(
     exact = not plan.running and len(waiting_s) <= _PLAYED
     ready_s = [] if exact else outlook.ready_s(plan, allotment.overhead)
     best: list[float] = []
-    best_s = float("inf")
+    best_s, gain = float("inf"), _GAIN
+    if len(waiting_s) <= empty:
+        # One each is what there is without Fluid, and elastic makes good for wrong guesses. To give the short less
+        # and the long more from the start must promise more than the guesses may be off.
+        best = [1.0] * len(waiting_s)
+        best_s = max(waiting_s)
+        off = sum(item.expected_error for item in plan.waiting) / len(plan.waiting)
+        gain = min(gain, max(0.0, 1 - 2 * off))
     for widths in allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=most):
         if exact:
             ends_s = makespan_s(waiting_s, widths, devices=devices, overhead=allotment.overhead)
         else:
             ends_s = forecast_s(widths, waiting_s, ready_s=ready_s, overhead=allotment.overhead)
-        if ends_s < _GAIN * best_s:  # StaticFluid's widths come first
+        if ends_s < gain * best_s:  # StaticFluid's widths come first
             best, best_s = widths, ends_s
     return best, max(best_s, least_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import median
+from statistics import median, stdev
 from typing import Any, final
 
 from penstock.core import Config
@@ -12,6 +12,7 @@ from penstock.core.errors import InvalidInput
 
 _KEPT = 64  # trials compared with; a prediction costs the same however long the study is
 _NEAREST = 5
+_OWN_ERROR = 0.05  # epochs of one trial differ by so little
 _ENOUGH = 8  # below so many trials, likeness says nothing
 
 
@@ -46,17 +47,32 @@ class EpochTimes:
         """The expected seconds of an epoch alone on one device; None: nothing is known yet."""
         if trial in self._sums:
             return self._mean_s(trial)
-        if not self._recent:
+        near = self._near(config)
+        if any(seconds <= 0 for _, seconds in near):
+            return median(seconds for _, seconds in near)
+        whole = sum(weight for weight, _ in near)
+        if not whole:
             return None
         if len(self._recent) < _ENOUGH:
-            return median(self._mean_s(other) for other in self._recent)
+            return median(seconds for _, seconds in near)
+        return math.exp(sum(weight * math.log(seconds) for weight, seconds in near) / whole)
+
+    def error(self, trial: int, config: Config) -> float:
+        """How far off ``epoch_s`` may be, relative: little for a trial that has run, else as its likes differ."""
+        if trial in self._sums:
+            return _OWN_ERROR
+        logs = [math.log(seconds) for _, seconds in self._near(config) if seconds > 0]
+        if len(logs) < 2:
+            return 1.0
+        return max(_OWN_ERROR, min(1.0, 2 * stdev(logs)))  # of so few, the spread itself is little known
+
+    def _near(self, config: Config) -> list[tuple[float, float]]:
+        """The most alike trials' weights and seconds; all of them as long as there are few."""
+        if len(self._recent) < _ENOUGH:
+            return [(1.0, self._mean_s(other)) for other in self._recent]
         spans = self._spans(config)
         near = sorted((_distance(config, self._configs[other], spans), other) for other in self._recent)
-        weights = [(1 / (distance + 0.05), self._mean_s(other)) for distance, other in near[:_NEAREST]]
-        if any(seconds <= 0 for _, seconds in weights):
-            return median(seconds for _, seconds in weights)
-        whole = sum(weight for weight, _ in weights)
-        return math.exp(sum(weight * math.log(seconds) for weight, seconds in weights) / whole)
+        return [(1 / (distance + 0.05), self._mean_s(other)) for distance, other in near[:_NEAREST]]
 
     def _mean_s(self, trial: int) -> float:
         total_s, epochs = self._sums[trial]

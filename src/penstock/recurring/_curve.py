@@ -394,20 +394,10 @@ def _after(epochs: _Belief, costs: _Belief, noise: float, mean: Array) -> Array:
 
 @cache
 def _quadrature() -> tuple[Array, Array]:
-    import os
-
     import numpy as np
 
-    q = os.environ.get("Q", "h9")
-    if q[0] == "h":
-        nodes, weights = np.polynomial.hermite_e.hermegauss(int(q[1:]))
-        return nodes, weights / weights.sum()
-    from scipy.special import ndtri
-
-    n = int(q[1:])
-    nodes = ndtri((np.arange(n) + 0.5) / n)
-    nodes = nodes / np.sqrt(np.mean(nodes**2))
-    return nodes, np.full(n, 1.0 / n)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(9)
+    return nodes, weights / weights.sum()
 
 
 def _run_costs(log_mean: Array, var: Array, best: float, fails: Array) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ class Study:
         self._entry: StudyEntry | None = None
         self._store: Store | None = None
         self._state: StudyState | None = None
-        self._packed = True
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     # --- loading ---------------------------------------------------------------------------------------------
 
@@ -197,8 +198,8 @@ class Study:
             view: ``"live"``, ``"lines"``, ``"auto"`` (live on a terminal, lines elsewhere), or None: quiet.
             jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
         """
-        store = self._open()
         shown = open_view(view, jsonl)
+        store = self._open()
         try:
             assert self._entry is not None
             store.lock(self._entry.id)
@@ -207,8 +208,7 @@ class Study:
             _read_journal(store, self._entry, engine)
             if engine.finished:
                 return self
-            files = folder_of(store, self._entry.id, self._files)
-            files.mkdir(parents=True, exist_ok=True)
+            files = self._folder(store, self._entry.id)
             job = Job(self.work, files, self.goal.metrics, self.timeout_s)
             self.executor.open(job)
             _Session(self, engine, store, files, shown).run()
@@ -233,6 +233,18 @@ class Study:
                 store.close()
                 raise
         return store
+
+    def _folder(self, store: Store, study: int) -> Path:
+        """Where checkpoints and logs go; a throw-away study's folder goes with the object."""
+        if self._target is None and self._files is None:
+            self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="penstock-")
+            return Path(self._scratch.name)
+        folder = folder_of(store, study, self._files)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"Can't make the folder {str(folder)!r} for checkpoints: {error.strerror}.") from error
+        return folder
 
     def _create(self, store: Store) -> StudyEntry:
         taken = {entry.name for entry in store.studies()}

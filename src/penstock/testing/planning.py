@@ -304,6 +304,7 @@ def placements(
     *,
     max_devices: int = 1,
     memory_bytes: Sequence[int | None] | None = None,
+    error: float = 0.0,
     first: int = 0,
 ) -> list[Placement]:
     """One placement per expected runtime, trials numbered from ``first``."""
@@ -311,6 +312,7 @@ def placements(
         Placement(
             (Segment(Trial(first + i, {}, 0), until=1),),
             expected_s=value,
+            expected_error=error,
             max_devices=max_devices,
             memory_bytes=None if memory_bytes is None else memory_bytes[i],
         )
@@ -325,6 +327,7 @@ def run_group(
     devices: int | Sequence[Device],
     truth: Overhead,
     expected_s: Sequence[float | None] | None = None,
+    error: float = 0.0,
     epochs: int = 10,
     memory_bytes: Sequence[int | None] | None = None,
     max_devices: int | None = None,
@@ -336,6 +339,7 @@ def run_group(
         list(runtimes_s) if expected_s is None else expected_s,
         max_devices=truth.max_devices if max_devices is None else max_devices,
         memory_bytes=memory_bytes,
+        error=error,
     )
     work = dict(enumerate(runtimes_s))
     cluster.submit(group, work, dict.fromkeys(work, epochs))

@@ -476,6 +476,15 @@ class Trainer:
         batches = max(1, round(fraction * self.steps_per_epoch))
         return order[: min(source.n, batches * self.batch_size)]
 
+    def others(self, order: Tensor, rows: int) -> Tensor:
+        """``rows`` samples that are not in ``order``, as far as there are any; the rest from its end."""
+        n = self.data.train.n
+        whole = order_of(n, derive(self.seed, "explore"), self.epoch)
+        free = torch.ones(n, dtype=torch.bool)
+        free[order] = False
+        outside = whole[free[whole]][:rows]
+        return torch.cat([outside, order[len(order) - (rows - len(outside)) :]]) if len(outside) < rows else outside
+
     # ------------------------------------------------------------ state
 
     def seed_epoch(self) -> None:

@@ -29,6 +29,7 @@ _FLAT = 4.0  # noise levels: a smoothed curve of pure noise spans about 2.5
 _RISE = 0.05  # of the curve's range
 _DESCENDS = 0.25  # of the steepest slope
 _ALIKE = 0.05  # curvatures this close, in ranges of the curve per decade squared, are the same
+_PROBE = 256  # samples
 _FEWEST = 10  # learning rates of a sweep, however few batches there are
 
 
@@ -272,8 +273,6 @@ def sweep(
         order: Samples to use.
         window: As in ``choose_lr``.
     """
-    import torch
-
     size = trainer.batch_size
     batches = max(1, len(order) // size)
     points = min(lrs, max(batches, _FEWEST))
@@ -287,20 +286,19 @@ def sweep(
             yield from source.batches(size, order=order[: batches * size])
 
     stream = endless()
+    # Every rate is judged on the same samples: between batches of 16 the loss differs by more than a step at a small
+    # rate changes it. The samples follow those of the sweep in the epoch's order, or are its first.
+    probe = _probe(trainer, order, batches * size)
     found: list[float] = []
     taken = 0
     best = math.inf
     trainer.model.train()
     for rate in rates:
         trainer.set_lr(rate)
-        losses.clear()
-        # The loss of a batch shows what the steps before it did, so each rate is judged by the losses after its
-        # own first step: the last of them is the next rate's first, taken without a step.
         trainer.run_steps(next(stream) for _ in range(each))
+        losses.clear()
         taken += each
-        after = trainer.peek(next(stream))
-        values = [*torch.cat([loss.reshape(-1) for loss in losses])[1:].tolist(), after]
-        loss = sum(values) / len(values)
+        loss = sum(trainer.peek(batch) for batch in probe) / len(probe)
         found.append(loss)
         if not math.isfinite(loss) or loss > best + _DIVERGED * max(abs(best), 1e-12):
             break  # energy spent on larger rates would tell nothing
@@ -308,6 +306,17 @@ def sweep(
     stream.close()
     found += [math.nan] * (len(rates) - len(found))
     return choose_lr(rates, found, window=window, steps=taken)
+
+
+def _probe(trainer: Trainer, order: Tensor, used: int) -> list[Any]:
+    """A few fixed batches to measure the loss on: as many as make about 256 samples, at least one."""
+    import copy
+
+    source, size = trainer.data.train, trainer.batch_size
+    rows = min(source.n, max(_PROBE, min(size, 2 * _PROBE)))
+    rest = trainer.others(order[:used], rows)
+    # Copies: the loader writes over its buffers.
+    return [copy.deepcopy(batch) for batch in source.batches(min(rows, 2 * _PROBE), order=rest)]
 
 
 def find_lr(
