@@ -89,6 +89,26 @@ def test_descendants_are_those_psutil_finds():
     assert descendants(2**22 + 1) == []
 
 
+def test_psutil_s_way_gives_the_same(monkeypatch):
+    """Where there is no /proc."""
+    from penstock.energy import _estimate
+
+    child = subprocess.Popen([sys.executable, "-c", BURN + "time.sleep(60)"])
+    try:
+        deadline = time.monotonic() + 20
+        while _estimate._cpu_of(child.pid) < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        by_proc, tree = _estimate._cpu_of(child.pid), descendants(psutil.Process().pid)
+        monkeypatch.setattr(_estimate, "_HAS_PROC", False)
+        assert _estimate._cpu_of(child.pid) == pytest.approx(by_proc, abs=0.1)
+        assert child.pid in descendants(psutil.Process().pid)
+        assert set(descendants(psutil.Process().pid)) == set(tree)
+    finally:
+        child.kill()
+        child.wait()
+    assert _estimate._cpu_of(child.pid) == 0
+
+
 def test_bad_figures_are_refused():
     with pytest.raises(InvalidInput, match="busy_core_w=0"):
         EstimateSensor(busy_core_w=0)

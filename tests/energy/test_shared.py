@@ -95,7 +95,7 @@ def test_four_workers_one_reader_and_the_parts_sum_to_the_whole(workers):
     before_j = stub.energy_j(0)
     for worker in four:
         worker.begin()
-    time.sleep(1.2)
+    time.sleep(0.8)
     results = [worker.end() for worker in four]
     whole_j = stub.energy_j(0) - before_j
     readers = stub.readers()
@@ -118,7 +118,7 @@ def test_weights_are_respected_and_a_lone_worker_is_measured(workers):
     assert alone["j"] == pytest.approx(200 * alone["s"], rel=0.1)
     big.begin()
     small.begin()
-    time.sleep(1.2)
+    time.sleep(0.8)
     results = big.end(), small.end()
     assert results[0]["j"] / results[1]["j"] == pytest.approx(3, rel=0.3)
 
@@ -137,7 +137,7 @@ def test_a_killed_reader_is_replaced_and_nothing_is_counted_for_it(workers):
     stub.forget_calls()
     left.end()
     left.begin()
-    time.sleep(1.5)
+    time.sleep(1.2)
     result = left.end()
     assert result["reader"] == [True]
     assert set(stub.readers()) == {left.process.pid}

@@ -43,7 +43,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.resolve().parent))
-    _execute(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
+    _execute(lambda: spec.loader.exec_module(module), str(path))
     _ship_by_value(module)
     return module
 

@@ -24,6 +24,7 @@ that Green Algorithms, Lannelongue et al. 2021, takes per core of an unknown CPU
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TREE_REFRESH_S = 0.25
+_HAS_PROC = os.path.isdir("/proc/self/task")  # Linux; elsewhere psutil looks
 
 
 def cores_allowed() -> float:
@@ -117,10 +118,9 @@ class EstimateSensor(Sensor):
     def _cpu_s(self, now_s: float) -> float:
         if now_s - self._tree_read_s >= _TREE_REFRESH_S:
             self._tree_read_s = now_s
-            if self._pid is None:
-                self._tree_s = sum(_cpu_of(pid) for pid in descendants(os.getpid()))
-            else:
-                self._tree_s = sum(_cpu_of(pid) for pid in (self._pid, *descendants(self._pid)))
+            root = os.getpid() if self._pid is None else self._pid
+            own = () if self._pid is None else (self._pid,)
+            self._tree_s = sum(_cpu_of(pid) for pid in (*own, *descendants(root)))
         cpu_s = self._tree_s
         if self._pid is None:
             children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -137,6 +137,8 @@ class EstimateSensor(Sensor):
 
 def descendants(pid: int) -> list[int]:
     """All living descendants of a process. Empty for one that is gone."""
+    if not _HAS_PROC:
+        return _descendants_by_scan(pid)
     found: list[int] = []
     todo = [pid]
     while todo:
@@ -169,8 +171,20 @@ def _descendants_by_scan(pid: int) -> list[int]:
         return []
 
 
+def _cpu_by_psutil(pid: int) -> float:
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
 def _cpu_of(pid: int) -> float:
     """CPU seconds of a process and of its children that it has waited for; 0 if it is gone."""
+    if not _HAS_PROC:
+        return _cpu_by_psutil(pid)
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command's name, in parentheses, may hold anything: count fields after the last one.

@@ -27,6 +27,7 @@ from penstock.core import (
     VirtualClock,
 )
 from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.energy import co2, grid, make_meter, money
 from penstock.execute import Executor, Job, Launch, Local
 from penstock.goal import Budget, Goal, Spent, front, ranked
 from penstock.plan import fifo
@@ -73,6 +74,9 @@ class Study:
         stop: Stopping rules, asked after every report.
         planner: Plan passes; default: first come first served.
         files: Folder for checkpoints and logs; default: beside the store.
+        meter: Whether to meter the energy of every epoch (estimated where the machine has no counters).
+        region: ISO code of the country whose grid feeds the machine, for CO2e; None: the world average, flagged.
+        price_per_kwh: What a kilowatt-hour costs, for budgets and reports in money.
         keep: Which trials' last checkpoints to keep once the trials are over: ``"best"`` or ``"all"``.
     """
 
@@ -97,6 +101,9 @@ class Study:
         planner: Sequence[PlanPass] | None = None,
         files: str | Path | None = None,
         keep: str = "best",
+        meter: bool = True,
+        region: str | None = None,
+        price_per_kwh: float | None = None,
     ) -> None:
         self.goal = Goal.of(minimize, maximize)
         self.space = _check_space(space)
@@ -119,6 +126,10 @@ class Study:
         if keep not in ("best", "all"):
             raise InvalidInput(f'keep takes "best" or "all", got {keep!r}.')
         self.keep = keep
+        self.meter = bool(meter)
+        self.region, self.price_per_kwh = region, price_per_kwh
+        self._grid = grid(region)
+        _check_energy(self.budget, self.meter, price_per_kwh)
         self._files = None if files is None else Path(files)
         if store is True:
             raise InvalidInput("store takes a path, a URL, None (penstock.db) or False (keep nothing), not True.")
@@ -180,6 +191,9 @@ class Study:
             planner=parts["planner"],
             files=parts["files"],
             keep=entry.spec["keep"],
+            meter=entry.spec.get("meter", True),
+            region=entry.spec.get("region"),
+            price_per_kwh=entry.spec.get("price_per_kwh"),
         )
         study.goal = Goal.from_json(entry.spec["goal"])
         study.sampler = parts["sampler"]
@@ -209,8 +223,7 @@ class Study:
             if engine.finished:
                 return self
             files = self._folder(store, self._entry.id)
-            job = Job(self.work, files, self.goal.metrics, self.timeout_s)
-            self.executor.open(job)
+            self.executor.open(self._job(files, self._entry))
             _Session(self, engine, store, files, shown).run()
         finally:
             self.executor.close()
@@ -233,6 +246,12 @@ class Study:
                 store.close()
                 raise
         return store
+
+    def _job(self, files: Path, entry: StudyEntry) -> Job:
+        options: dict[str, Any] = {"study": f"{entry.name} {entry.created_s:.6f}"}
+        if self.meter and not isinstance(self.executor.clock, VirtualClock):
+            options["make_meter"] = make_meter
+        return Job(self.work, files, self.goal.metrics, self.timeout_s, self.meter, options)
 
     def _folder(self, store: Store, study: int) -> Path:
         """Where checkpoints and logs go; a throw-away study's folder goes with the object."""
@@ -304,6 +323,9 @@ class Study:
             "retries": self.retries,
             "timeout_s": self.timeout_s,
             "keep": self.keep,
+            "meter": self.meter,
+            "region": self.region,
+            "price_per_kwh": self.price_per_kwh,
             "work": getattr(self.work, "__qualname__", None) or repr(self.work),
         }
 
@@ -367,6 +389,18 @@ class Study:
     def energy(self) -> Measurement | None:
         """The energy of all epochs so far with its source; None where nothing was metered."""
         return self.state.energy
+
+    @property
+    def co2(self) -> Measurement | None:
+        """Grams of CO2e of that energy, by the region's grid or the world's average."""
+        return None if self.energy is None else co2(self.energy, self._grid)
+
+    @property
+    def cost(self) -> Measurement | None:
+        """What that energy costs; None without a price or where nothing was metered."""
+        if self.energy is None or self.price_per_kwh is None:
+            return None
+        return money(self.energy, self.price_per_kwh)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per trial: number, status, epochs, seconds, energy, configuration and latest metrics."""
@@ -501,14 +535,14 @@ class _Session:
     def _timeout_s(self) -> float | None:
         """How long to wait for events: a tick, so that signals are noticed; a virtual clock has no ticks."""
         tick_s = None if isinstance(self._executor.clock, VirtualClock) else _TICK_S
-        limit_s = self._study.budget.time_s
+        limit_s: float | None = self._study.budget.time_s
         if limit_s is None or self._leave is not None:
             return tick_s
         left_s = max(0.0, limit_s - self._spent().time_s)
         return left_s if tick_s is None else min(tick_s, left_s)
 
     def _spent(self) -> Spent:
-        state = self._engine.state
+        state, study = self._engine.state, self._study
         time_s = state.spent_s + max(0.0, self._now() - state.last_s)
         energy = state.energy
         return Spent(
@@ -516,6 +550,8 @@ class _Session:
             epochs=state.epochs,
             time_s=time_s,
             energy_wh=None if energy is None else energy.wh,
+            co2_g=None if energy is None else co2(energy, study._grid).value,
+            cost=None if energy is None or study.price_per_kwh is None else money(energy, study.price_per_kwh).value,
         )
 
     def _check_leave(self) -> None:
@@ -575,6 +611,13 @@ def _check_work(work: Any, space: Space) -> Any:
     if isinstance(work, type):
         raise InvalidInput(f"work takes a function, got the class {work.__name__}; give an object of it.")
     return work
+
+
+def _check_energy(budget: Budget, meter: bool, price_per_kwh: float | None) -> None:
+    if budget.needs_energy and not meter:
+        raise InvalidInput("A budget in Wh, CO2e or money needs the meter: drop meter=False, or the budget.")
+    if budget.cost is not None and price_per_kwh is None:
+        raise InvalidInput(f"Budget cost={budget.cost:g} needs the price of electricity: give price_per_kwh=.")
 
 
 def _check_type(name: str, value: Any, kind: type, default: Any) -> Any:

@@ -29,6 +29,7 @@ _FLAT = 4.0  # noise levels: a smoothed curve of pure noise spans about 2.5
 _RISE = 0.05  # of the curve's range
 _DESCENDS = 0.25  # of the steepest slope
 _ALIKE = 0.05  # curvatures this close, in ranges of the curve per decade squared, are the same
+_STEPS = 5  # at least, per learning rate: momentum needs some to build up and to show what it does
 _PROBE = 256  # samples
 _FEWEST = 10  # learning rates of a sweep, however few batches there are
 
@@ -276,7 +277,7 @@ def sweep(
     size = trainer.batch_size
     batches = max(1, len(order) // size)
     points = min(lrs, max(batches, _FEWEST))
-    each = max(1, batches // points)
+    each = max(_STEPS, batches // points)
     rates = log_spaced(*lr_range, points)
     trainer.schedule = None  # the sweep is the schedule
     source, losses = trainer.data.train, trainer._losses

@@ -272,7 +272,6 @@ def _serve(
         try:
             length = queue.recv_into(view, MESSAGE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            channel.flush()  # never wait on unsent news
             length = queue.recv_into(view, MESSAGE_BYTES)
         message = view[:length]
         kind = bytes(message[:1])
@@ -303,10 +302,10 @@ def _serve(
             sys.stdout.flush()
         for end, sink in zip(ends, sinks, strict=True):
             sink.ended(end)
+        channel.flush()  # all of it, before the next segment begins: should that one kill us, this one is not lost
         taken_s = time.monotonic() - channel.began_s
         channel.short = taken_s < _FLUSH_S
         if taken_s > _TIDY_S:
-            channel.flush()
             _tidy()
         channel.forget(ticket)
 
