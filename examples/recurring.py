@@ -46,5 +46,7 @@ if __name__ == "__main__":
     for _ in range(6):  # six nights
         print(job.run())
     known = job.status()
-    print(f"Best so far: batch size {known['best_batch_size']}, after {known['energy_j'] / 3600:.3f} Wh in all.")
+    print(
+        f"Best so far: batch size {known['best_batch_size']}, after {known['energy_j'] / 3600:.3f} Wh in all."
+    )
     job.close()

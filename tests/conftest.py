@@ -1,6 +1,36 @@
-"""Shared by all tests: no deadline for hypothesis (the machine may be busy), and its database out of the tree."""
+"""Shared by all tests: a hypothesis profile without deadlines (the machine may be busy), a PostgreSQL server."""
 
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
 from hypothesis import settings
+
+from penstock.core.errors import Unsupported
+from penstock.testing.postgres import PostgresServer, postgres_server
 
 settings.register_profile("penstock", deadline=None, database=None)
 settings.load_profile("penstock")
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        context = postgres_server()
+        server = context.__enter__()
+    except Unsupported as error:
+        pytest.skip(str(error))
+    try:
+        yield server
+    finally:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """The URL of an empty schema."""
+    schema = f"test{next(_numbers)}"
+    postgres.sql(f"CREATE SCHEMA {schema} AUTHORIZATION penstock")
+    return f"{postgres.url}?options=-csearch_path%3D{schema}"

@@ -164,9 +164,10 @@ def test_an_exception_restores(job):
 
 
 TRAINING = """
-import os, sys, time
+import os, signal, sys, time
 from penstock.energy import LimitGuard, gpu_sensors
 sensors = gpu_sensors()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have left it ignored
 guard = LimitGuard(sensors)
 guard.hold()
 guard.set(125.0)

@@ -28,9 +28,7 @@ def test_the_ends_of_eta_are_energy_and_time():
 def test_decoupling_keeps_the_optimum(profile, epochs, eta):
     """Eq. 6 and 7: minimising the epoch's cost minimises the run's, for any number of epochs."""
     limit, cost = best_limit(profile, eta=eta, max_power_w=250.0)
-    brute = {
-        w: eta * (epochs * t * p) + (1 - eta) * 250.0 * (epochs * t) for w, (t, p) in profile.items()
-    }
+    brute = {w: eta * (epochs * t * p) + (1 - eta) * 250.0 * (epochs * t) for w, (t, p) in profile.items()}
     assert epochs * cost == pytest.approx(min(brute.values()))
     assert brute[limit] == pytest.approx(min(brute.values()))
     assert epoch_cost(profile, limit, eta=eta, max_power_w=250.0) == cost

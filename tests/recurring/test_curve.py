@@ -54,7 +54,9 @@ def test_shapes_are_weighted_by_how_well_they_predict():
     alone = [curve._mixture(s[None], np.zeros(1), kernel, at, y, noise) for s in shapes]
     mean = weight[0] * alone[0].mean + weight[1] * alone[1].mean
     np.testing.assert_allclose(got.mean, mean, atol=1e-9)
-    cov = sum(w * (a.cov + np.outer(a.mean - mean, a.mean - mean)) for w, a in zip(weight, alone, strict=True))
+    cov = sum(
+        w * (a.cov + np.outer(a.mean - mean, a.mean - mean)) for w, a in zip(weight, alone, strict=True)
+    )
     np.testing.assert_allclose(got.cov, cov, atol=1e-9)
 
 
@@ -130,9 +132,7 @@ def history_of(runs: list[tuple[int, float, bool]], profile_all: bool = True) ->
         history.add_decision(Decision(number, size, 150.0))
         time_s = 10.0 + 400.0 / size
         profile = {w: (time_s, min(w, 160.0)) for w in LIMITS} if profile_all else {150.0: (time_s, 150.0)}
-        history.add_result(
-            Result(number, epochs, epochs * time_s, epochs * time_s * 150.0, reached, profile)
-        )
+        history.add_result(Result(number, epochs, epochs * time_s, epochs * time_s * 150.0, reached, profile))
     return history
 
 
@@ -194,7 +194,9 @@ def test_batch_sizes_that_crash_twice_are_left_alone():
     for number in (2, 3):
         history.add_decision(Decision(number, 128))
         history.add_result(Result(number, 0.0, 1.0, 1.0, False, {}, "out of memory"))
-    assert {Curve(horizon=h).choose(history.view(SPEC), 4).batch_size for h in (5, 100, 5000)} & {128} == set()
+    assert {Curve(horizon=h).choose(history.view(SPEC), 4).batch_size for h in (5, 100, 5000)} & {
+        128
+    } == set()
 
 
 def test_what_is_under_way_is_not_explored_again():

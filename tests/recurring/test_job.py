@@ -82,9 +82,7 @@ def test_the_first_run_profiles_all_limits_and_finishes_at_the_best():
     assert limits[:7] == [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]
     assert len(set(limits[7:])) == 1
     load, model = V100_LOADS["shufflenet-adadelta", 1024], trainer.gpu.model
-    cost = {
-        w: model.epoch_s(load, w) * (0.5 * model.power_w(load, w) + 0.5 * 250.0) for w in set(limits)
-    }
+    cost = {w: model.epoch_s(load, w) * (0.5 * model.power_w(load, w) + 0.5 * 250.0) for w in set(limits)}
     assert limits[-1] == min(cost, key=cost.__getitem__)
     expected_s = sum(model.epoch_s(load, w) for w in limits)
     expected_j = sum(model.epoch_s(load, w) * model.power_w(load, w) for w in limits)
@@ -195,7 +193,13 @@ def test_a_task_is_run_with_the_batch_size_decided():
         epochs=30,
     )
     job = RecurringJob(
-        "task", task, batch_sizes=[16, 32], default=32, target=("accuracy", 0.9), max_epochs=30, config={"lr": 0.5}
+        "task",
+        task,
+        batch_sizes=[16, 32],
+        default=32,
+        target=("accuracy", 0.9),
+        max_epochs=30,
+        config={"lr": 0.5},
     )
     done = [job.run() for _ in range(2)]
     assert all(r.reached for r in done)
@@ -271,7 +275,9 @@ def test_costs_are_translated_to_another_device():
         )
     assert Counter(job.decide(device="old").batch_size for _ in range(10)).most_common(1)[0][0] == 8
     job.add_profile(8, {100.0: (1.0, 100.0)}, device="new")
-    job.add_profile(64, {100.0: (0.2, 100.0)}, device="new")  # an epoch of large batches is five times as fast
+    job.add_profile(
+        64, {100.0: (0.2, 100.0)}, device="new"
+    )  # an epoch of large batches is five times as fast
     assert Counter(job.decide(device="new").batch_size for _ in range(10)).most_common(1)[0][0] == 64
 
 

@@ -75,7 +75,9 @@ def test_overlapping_jobs_still_save_against_the_default(make_workload):
     workload = make_workload()
     arrivals = synthetic_arrivals([workload], groups=2, recurrences=50, overlap=3.0)
     cost = {
-        name: replay_arrivals(arrivals, [workload], lambda w, n=name: make_policy(n, w, 0.5)).totals()["small"]["cost"]
+        name: replay_arrivals(arrivals, [workload], lambda w, n=name: make_policy(n, w, 0.5)).totals()[
+            "small"
+        ]["cost"]
         for name in ("zeus", "ours", "default")
     }
     assert cost["ours"] < cost["zeus"] < cost["default"]

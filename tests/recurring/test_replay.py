@@ -117,7 +117,8 @@ def test_eight_in_flight_lose_little(make_workload):
     n = 3
     mean = {
         (name, flight): statistics.mean(
-            replay(workload, make_policy(name, workload, 0.5), seed=s, in_flight=flight).regret for s in range(n)
+            replay(workload, make_policy(name, workload, 0.5), seed=s, in_flight=flight).regret
+            for s in range(n)
         )
         for name in ("zeus", "ours")
         for flight in (1, 8)
@@ -127,9 +128,7 @@ def test_eight_in_flight_lose_little(make_workload):
 
 def late_regret(world, total: int, policy: str, window: int | None, seed: int) -> float:
     before, after = world(0), world(total - 1)
-    run = replay(
-        world, make_policy(policy, before, 0.5), recurrences=total, window=window, seed=seed
-    )
+    run = replay(world, make_policy(policy, before, 0.5), recurrences=total, window=window, seed=seed)
     settled = total // 2 + 2 * len(before.batch_sizes)
     late = [s for s in run.steps if s.recurrence >= settled]
     return sum(s.regret for s in late) / len(late) / after.optimum(0.5)[2]
@@ -144,7 +143,8 @@ def test_drift_is_followed_by_ours_and_by_windowed_zeus_but_not_by_the_unwindowe
     total = 140
     regrets = {
         (policy, window): statistics.median(
-            late_regret(lambda t: before if t < total // 2 else after, total, policy, window, s) for s in range(3)
+            late_regret(lambda t: before if t < total // 2 else after, total, policy, window, s)
+            for s in range(3)
         )
         for policy, window in (("zeus", None), ("zeus", 12), ("ours", None))
     }

@@ -36,7 +36,9 @@ def test_failures_count_in_the_expected_epochs(traces):
 
 
 def test_targets_and_defaults_can_be_given(traces):
-    one = read_workloads(*traces, names=["CIFAR-100"], targets={"cifar100": 0.5}, defaults={"cifar100": 256})[0]
+    one = read_workloads(*traces, names=["CIFAR-100"], targets={"cifar100": 0.5}, defaults={"cifar100": 256})[
+        0
+    ]
     assert (one.target, one.default) == (0.5, 256)
     with pytest.raises(InvalidInput, match="recorded are"):
         read_workloads(*traces, names=["cifar100"], targets={"cifar100": 0.55})
@@ -74,14 +76,17 @@ def test_missing_cells_are_left_out(traces):
 def test_several_learning_rates_take_the_scaled_one(traces):
     train, power = traces
     text = train.read_text()
-    text += "".join(f"cifar100,shufflenetv2,256,adadelta,{lr},{n},0.6,999\n" for lr in (1, 1e-6) for n in range(9))
+    text += "".join(
+        f"cifar100,shufflenetv2,256,adadelta,{lr},{n},0.6,999\n" for lr in (1, 1e-6) for n in range(9)
+    )
     train.write_text(text)
     # Square-root scaling from 0.1 at 1024 asks for 0.05 at 256: 0.1 is the nearest recorded.
     assert all(e is not None and e < 100 for e in read_workloads(train, power, ["cifar100"])[0].epochs[256])
 
 
 @pytest.mark.parametrize(
-    ("names", "match"), [(["imagenet"], "they both have cifar100, my-data"), (["cifar100", "x"], "No workload x")]
+    ("names", "match"),
+    [(["imagenet"], "they both have cifar100, my-data"), (["cifar100", "x"], "No workload x")],
 )
 def test_unknown_workloads_are_named(traces, names, match):
     with pytest.raises(InvalidInput, match=match):

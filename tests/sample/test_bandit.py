@@ -13,7 +13,9 @@ from scipy import stats
 from penstock.core.errors import InvalidInput
 from penstock.sample._bandit import FLAT, Belief, Pruning, ZeusBandit, posterior, thompson
 
-costs_strategy = st.lists(st.floats(1.0, 100.0), min_size=2, max_size=8).filter(lambda c: max(c) - min(c) > 1e-3)
+costs_strategy = st.lists(st.floats(1.0, 100.0), min_size=2, max_size=8).filter(
+    lambda c: max(c) - min(c) > 1e-3
+)
 
 
 @settings(deadline=None, max_examples=40)
@@ -117,9 +119,7 @@ def drive(bandit: ZeusBandit, cost: dict[int, float], n: int, start: int = 0) ->
         picks.append(pick.batch_size)
         total = cost[pick.batch_size] * (1 + 0.01 * ((number * 7) % 5))
         reached = pick.cost_limit is None or total <= pick.cost_limit
-        bandit.observe(
-            pick.batch_size, total if reached else pick.cost_limit, reached, explored=pick.explore
-        )
+        bandit.observe(pick.batch_size, total if reached else pick.cost_limit, reached, explored=pick.explore)
     return picks
 
 

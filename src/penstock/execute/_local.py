@@ -48,6 +48,7 @@ _EPSILON = 1e-9
 _BOARD_SLOTS = 4096
 _TICK_S = 1.0
 _STEAL_S = 0.01
+_GATHER_S = 0.001
 _MAX_BACKLOG = 192
 _START_TRIES = 3
 _THREAD_VARIABLES = (
@@ -652,10 +653,17 @@ class Local(Executor):
                     self._listen(0.0)
                 break
             self._listen(self._patience(left))
+            if self._events and (left is None or left > _GATHER_S) and self._well_fed():
+                time.sleep(_GATHER_S)  # nobody waits for us: take more at a time
+                self._listen(0.0)
             first = False
             self._check()
         events, self._events = self._events, []
         return events
+
+    def _well_fed(self) -> bool:
+        """Whether every busy worker has enough queued to do without us for a moment."""
+        return all(len(worker.tickets) > 16 for worker in self._workers.values() if worker.tickets)
 
     def _patience(self, left: float | None) -> float:
         """How long to wait at most before looking after hanging trainings and idle devices."""

@@ -231,8 +231,13 @@ class ZeusBandit:
         pooled = _relative_variance(costs.values())
         beliefs = {}
         for size, own in costs.items():
-            # A window may leave an arm a single observation, whose own variance is 0 and would pin the belief.
-            variance = pooled * own[0] ** 2 if len(own) == 1 and pooled > 0.0 else None
+            variance = None
+            if own:
+                # A few runs of equal cost say nothing of the variance, but would pin the belief: a lucky arm would
+                # be drawn for ever, an unlucky one never again. What all arms show together counts as one more run.
+                average = math.fsum(own) / len(own)
+                squares = math.fsum((cost - average) ** 2 for cost in own)
+                variance = (squares + pooled * average**2) / len(own)
             beliefs[size] = posterior(own, self._prior, cost_variance=variance)
         return beliefs
 

@@ -483,7 +483,11 @@ class Trainer:
         free = torch.ones(n, dtype=torch.bool)
         free[order] = False
         outside = whole[free[whole]][:rows]
-        return torch.cat([outside, order[len(order) - (rows - len(outside)) :]]) if len(outside) < rows else outside
+        return (
+            torch.cat([outside, order[len(order) - (rows - len(outside)) :]])
+            if len(outside) < rows
+            else outside
+        )
 
     # ------------------------------------------------------------ state
 
@@ -512,7 +516,9 @@ class Trainer:
         crc = zlib.crc32(text.encode())
         for tensor in self.model.state_dict().values():
             if isinstance(tensor, Tensor):
-                crc = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
+                crc = zlib.crc32(
+                    tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc
+                )
         return crc
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -280,12 +280,10 @@ def _serve(
         if kind == SPILLED:
             path = Path(os.fsdecode(bytes(message[1:])))
             ticket, specs, devices, threads = pickle.loads(path.read_bytes())
-            path.unlink(missing_ok=True)
         else:
             ticket, specs, devices, threads = pickle.loads(message)
-        TICKET.pack_into(
-            board, TICKET.size * slot, ticket
-        )  # so that our death is blamed on the right segment
+        # So that our death is blamed on the right segment:
+        TICKET.pack_into(board, TICKET.size * slot, ticket)
         _limit_torch(threads)
         specs = [Spec._make(spec) for spec in specs]
         sinks = [_Sink(channel, ticket, spec.trial, offset_s) for spec in specs]
