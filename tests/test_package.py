@@ -48,19 +48,9 @@ def test_every_public_name_resolves_and_the_list_is_guarded():
 
 PUBLIC = {
     "__version__",
-    *(
-        "ASHA",
-        "Budget",
-        "Choice",
-        "Command",
-        "Device",
-        "Float",
-        "Full",
-        "Grid",
-        "Halving",
-        "Hyperband",
-        "Int",
-    ),
-    *("Local", "Measurement", "MedianStop", "OptunaSampler", "PBT", "Plateau", "Random", "Run", "Simulated"),
-    *("Source", "Space", "Study", "TPE", "TrialStatus", "Walk", "WarmStart", "equals", "errors", "one_of"),
+    *("ASHA", "Budget", "Choice", "Command", "Data", "Device", "EnergyLoader", "EtaCost", "Float", "Full", "Grid"),
+    *("Halving", "Hyperband", "Int", "LeastEnergy", "LeastEnergyWithin", "LeastTime", "Local", "Measurement"),
+    *("MedianStop", "Meter", "OptunaSampler", "PBT", "Plateau", "PowerLimiter", "Random", "Run", "Simulated"),
+    *("Source", "Space", "Study", "TPE", "Task", "TrialStatus", "Walk", "WarmStart", "equals", "errors"),
+    *("find_lr", "greater", "less", "one_of"),
 }

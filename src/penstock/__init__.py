@@ -31,11 +31,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "penstock.core": ("Device", "Measurement", "Source", "TrialStatus", "errors"),
-    "penstock.space": ("Choice", "Float", "Int", "Space", "equals", "one_of"),
+    "penstock.space": ("Choice", "Float", "Int", "Space", "equals", "greater", "less", "one_of"),
+    "penstock.energy": ("EtaCost", "LeastEnergy", "LeastEnergyWithin", "LeastTime", "Meter", "PowerLimiter"),
     "penstock.goal": ("Budget",),
     "penstock.sample": ("Grid", "OptunaSampler", "Random", "TPE", "Walk", "WarmStart"),
     "penstock.schedule": ("ASHA", "Full", "Halving", "Hyperband", "MedianStop", "PBT", "Plateau"),
-    "penstock.train": ("Command", "Run"),
+    "penstock.train": ("Command", "Data", "EnergyLoader", "Run", "Task", "find_lr"),
     "penstock.execute": ("Local", "Simulated"),
     "penstock.study": ("Study",),
 }
@@ -48,13 +49,14 @@ __all__ = [  # noqa: PLE0604, RUF022
 
 if TYPE_CHECKING:
     from penstock.core import Device, Measurement, Source, TrialStatus, errors
+    from penstock.energy import EtaCost, LeastEnergy, LeastEnergyWithin, LeastTime, Meter, PowerLimiter
     from penstock.execute import Local, Simulated
     from penstock.goal import Budget
     from penstock.sample import TPE, Grid, OptunaSampler, Random, Walk, WarmStart
     from penstock.schedule import ASHA, PBT, Full, Halving, Hyperband, MedianStop, Plateau
-    from penstock.space import Choice, Float, Int, Space, equals, one_of
+    from penstock.space import Choice, Float, Int, Space, equals, greater, less, one_of
     from penstock.study import Study
-    from penstock.train import Command, Run
+    from penstock.train import Command, Data, EnergyLoader, Run, Task, find_lr
 
 
 def __getattr__(name: str) -> Any:

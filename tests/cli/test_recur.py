@@ -71,7 +71,7 @@ def test_a_recurrence_that_fails_is_an_exit_code(tmp_path: Path):
 def test_recur_names_what_is_wrong(tmp_path: Path):
     path = tmp_path / "nothing_job.py"
     path.write_text("job = 3\n")
-    with pytest.raises(InvalidInput, match="not a penstock.RecurringJob"):
+    with pytest.raises(InvalidInput, match=r"not a penstock\.RecurringJob"):
         runner.invoke(app, ["recur", str(path)], catch_exceptions=False)
 
 

@@ -16,9 +16,7 @@ def test_eq_2_by_hand():
     # Three configurations, P in {0.1, 0.45, 0.275}, E in {10, 30, 20} J, LR in {0.1, 0.9, 0.5}.
     # Rescaled: P = 0, 1, 0.5; E (inverted) = 1, 0, 0.5; LR = 0, 1, 0.5.
     found = score([0.1, 0.45, 0.275], [10.0, 30.0, 20.0], [0.1, 0.9, 0.5], alpha=0.75, beta=0.5)
-    assert [s.total for s in found] == pytest.approx(
-        [0.25 * 0.5, 0.75 + 0.25 * 0.5, 0.75 * 0.5 + 0.25 * 0.5]
-    )
+    assert [s.total for s in found] == pytest.approx([0.25 * 0.5, 0.75 + 0.25 * 0.5, 0.75 * 0.5 + 0.25 * 0.5])
     assert [s.energy for s in found] == pytest.approx([1, 0, 0.5])
 
 

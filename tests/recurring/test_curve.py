@@ -152,13 +152,19 @@ def test_another_batch_size_profiles_only_around_the_known_optimum():
     assert best in profile
 
 
-def test_a_limit_at_the_edge_of_what_was_profiled_is_followed_up():
+def test_a_contender_profiles_what_lies_within_two_limits_of_its_best():
     history = History()
     history.add_decision(Decision(0, 64, 200.0))
     history.add_result(Result(0, 1.0, 10.0, 1500.0, True, {200.0: (10.0, 190.0), 250.0: (9.9, 240.0)}))
     limit, profile = curve.thrifty_limits(history.view(SPEC), 64)
-    assert limit is None
-    assert set(profile) == {150.0, 200.0}
+    assert limit is None  # to be chosen from what is measured, the best so far among it
+    assert set(profile) == {100.0, 150.0, 200.0}
+    history.add_decision(Decision(1, 64, None, profile))
+    history.add_result(
+        Result(1, 1.0, 10.0, 1500.0, True, {100.0: (30.0, 90.0), 150.0: (11.0, 140.0), 200.0: (10.0, 190.0)})
+    )
+    # 150 W: 11 s x (70 + 125) W; 200 W: 10 s x (95 + 125) W
+    assert curve.thrifty_limits(history.view(SPEC), 64) == (150.0, ())
 
 
 def test_no_limits_to_set_means_none_to_profile():

@@ -166,6 +166,46 @@ def test_on_a_cpu_without_limits_the_first_run_sets_the_unit():
     assert job.run().reached
 
 
+@pytest.mark.parametrize("policy", ["ours", "zeus"])
+def test_runs_too_short_to_try_all_limits_go_on_where_they_were_left(policy):
+    trainer = Trainer()
+    job = trainer.job(batch_sizes=[128], default=128, target=("accuracy", 0.1), policy=policy)
+    for _ in range(5):
+        assert job.run().epochs < 7
+    assert set(job.history.profile(trainer.gpu.name, 128)) >= {
+        100.0,
+        125.0,
+        150.0,
+        175.0,
+        200.0,
+        225.0,
+        250.0,
+    }
+    last = trainer.limits[-1]
+    assert len(set(last)) == 1
+
+
+def test_two_gpus_count_together():
+    trainer = Trainer()
+    other = SimulatedGpu(trainer.clock, index=1)
+    job = trainer.job(sensors=[trainer.gpu, other])
+    done = job.run()
+    assert done.cost == pytest.approx(0.5 * done.energy_j + 0.5 * 500.0 * done.time_s)
+    assert other.power_limit_w() == 250.0
+
+
+def test_batch_sizes_may_change_between_restarts(tmp_path: Path):
+    path = tmp_path / "c.db"
+    with RecurringJob("c", batch_sizes=[8, 16], default=16, store=path) as job:
+        for _ in range(4):
+            observe(job, job.decide())
+    with RecurringJob("c", batch_sizes=[64, 128], default=64, store=path) as job:
+        ticket = job.decide()
+        assert ticket.batch_size == 64
+        observe(job, ticket)
+        assert job.decide().batch_size in (64, 128)
+
+
 def test_learning_rates_follow_the_batch_size():
     trainer = Trainer()
     job = trainer.job(config={"lr": 0.1}, scale_lr="sqrt", batch_sizes=[256, 1024])

@@ -124,7 +124,9 @@ def test_algorithm_1_with_the_papers_setup():
 
 
 def test_explorations_carry_their_parameters_and_configurations_differ_in_the_batch_size_alone():
-    journal = drive(SM2((8, 16), lrs=40, lr_range=(1e-4, 0.5), explore_fraction=0.1, side_by_side=True), plain)
+    journal = drive(
+        SM2((8, 16), lrs=40, lr_range=(1e-4, 0.5), explore_fraction=0.1, side_by_side=True), plain
+    )
     first = journal.groups[0].segments
     for segment, size in zip(first, (8, 16), strict=True):
         assert segment.trial.config == {"weight_decay": 0.1, "batch_size": size}
@@ -135,7 +137,9 @@ def test_explorations_carry_their_parameters_and_configurations_differ_in_the_ba
     assert {s.options["mode"] for s in journal.groups[1].segments} == {"thorough"}
 
 
-@pytest.mark.parametrize(("n", "kept"), [(1, [1]), (2, [2, 1]), (3, [3, 2, 1]), (5, [5, 3, 2, 1]), (16, [16, 8, 4, 2, 1])])
+@pytest.mark.parametrize(
+    ("n", "kept"), [(1, [1]), (2, [2, 1]), (3, [3, 2, 1]), (5, [5, 3, 2, 1]), (16, [16, 8, 4, 2, 1])]
+)
 def test_the_worse_half_goes_each_round(n, kept):
     journal = drive(SM2(range(1, n + 1), max_epochs=30, patience=None, side_by_side=True), plain)
     explored = [len(g.segments) for g in journal.groups if "exploration" in g.label]
@@ -181,7 +185,8 @@ def test_energy_is_scaled_from_the_explored_part_to_an_epoch():
 
 
 @pytest.mark.parametrize(
-    ("source", "most"), [(Source.MEASURED, 1), (Source.ATTRIBUTED, 7), (Source.ESTIMATED, 7), (Source.SIMULATED, 7)]
+    ("source", "most"),
+    [(Source.MEASURED, 1), (Source.ATTRIBUTED, 7), (Source.ESTIMATED, 7), (Source.SIMULATED, 7)],
 )
 def test_one_after_another_where_energy_is_measured(source, most):
     journal = drive(SM2(SIZES), plain, source=source)
@@ -255,7 +260,11 @@ def test_batch_sizes_come_from_the_space_if_not_given():
 def test_replay_gives_the_same_groups():
     scheduler = SM2(SIZES, max_epochs=30)
     first = drive(scheduler, trade_free)
-    assert drive(scheduler, trade_free).groups == first.groups == drive(SM2(SIZES, max_epochs=30), trade_free).groups
+    assert (
+        drive(scheduler, trade_free).groups
+        == first.groups
+        == drive(SM2(SIZES, max_epochs=30), trade_free).groups
+    )
 
 
 def trade_free(size, round_, explores):
@@ -291,7 +300,8 @@ def test_the_report_reads_from_the_journal_what_the_scheduler_decided():
     whole = sum(e.energy.joules for e in journal.events if isinstance(e, Reported))
     assert told.energy.joules == pytest.approx(whole)
     explored = sum(
-        s.options["mode"] == "explore" and 0.25 * (100 + math.cos(journal.size[s.trial.id])) for s in journal.segments
+        s.options["mode"] == "explore" and 0.25 * (100 + math.cos(journal.size[s.trial.id]))
+        for s in journal.segments
     )
     assert told.explored.joules == pytest.approx(explored)
     last = journal.segments[-1].trial.id
@@ -304,7 +314,11 @@ def test_the_report_reads_from_the_journal_what_the_scheduler_decided():
 
 def test_table_1():
     """Percentages and the ResNet's parity as printed; the other two rows are printed inverted (see compare)."""
-    resnet, lstm, transformer = compare(49.7, 45.8, 26.0), compare(28.0, 14.8, 16.4), compare(48.5, 40.7, 69.4)
+    resnet, lstm, transformer = (
+        compare(49.7, 45.8, 26.0),
+        compare(28.0, 14.8, 16.4),
+        compare(48.5, 40.7, 69.4),
+    )
     assert [round(100 * row.saving) for row in (resnet, lstm, transformer)] == [8, 47, 16]
     assert resnet.parity == pytest.approx(1.76, abs=0.005)
     assert 1 / lstm.parity == pytest.approx(1.11, abs=0.005)
@@ -346,6 +360,7 @@ def test_a_real_task_end_to_end(tmp_path):
 
     from penstock.train import Data, Task
 
+    torch.set_num_threads(1)
     g = torch.Generator().manual_seed(0)
     x = torch.randn(400, 10, generator=g)
     y = (x @ torch.randn(10, 4, generator=g)).argmax(1)
@@ -380,7 +395,9 @@ def test_a_real_task_end_to_end(tmp_path):
             kept = states.get(self.number)
             return None if kept is None else torch.load(io.BytesIO(kept), weights_only=False)
 
-    scheduler = SM2((4, 16, 64), max_epochs=15, thorough_epochs=2, final_epochs=5, patience=None, side_by_side=True)
+    scheduler = SM2(
+        (4, 16, 64), max_epochs=15, thorough_epochs=2, final_epochs=5, patience=None, side_by_side=True
+    )
     rules = Rules(lambda n: [Trial(i, {}, 7) for i in range(n)], sorted, None, False, 0)
     scheduler.start(rules)
     last = {}

@@ -140,7 +140,10 @@ def test_orders_differ_between_epochs_and_seeds_but_not_between_calls():
     state = torch.get_rng_state()
     order_of(100, 1, 0)
     assert torch.equal(state, torch.get_rng_state())  # the global generator is not touched
-    assert len({derive(1, "order", e) for e in range(1000)} | {derive(2, "order", e) for e in range(1000)}) == 2000
+    assert (
+        len({derive(1, "order", e) for e in range(1000)} | {derive(2, "order", e) for e in range(1000)})
+        == 2000
+    )
 
 
 def test_a_dataset_is_preprocessed_once_and_then_shared():
@@ -186,7 +189,10 @@ def test_an_error_in_the_thread_reaches_the_training():
 
 def test_nested_inputs_and_targets():
     n = 10
-    tree = ({"a": torch.arange(n), "b": (torch.arange(n) * 2, [torch.arange(n) * 3])}, (torch.arange(n), None))
+    tree = (
+        {"a": torch.arange(n), "b": (torch.arange(n) * 2, [torch.arange(n) * 3])},
+        (torch.arange(n), None),
+    )
     for source in (Preloaded(tree, CPU), Streamed(tree, CPU)):
         for inputs, targets in source.batches(4, order=order_of(n, 0, 0)):
             assert torch.equal(inputs["b"][0], inputs["a"] * 2)

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.core.errors import InvalidInput
-from penstock.train._lr_range import choose_lr, find_lr, log_spaced
 from penstock.train._loop import Trainer
+from penstock.train._lr_range import choose_lr, find_lr, log_spaced, sweep
 from penstock.train._task import Data, Task
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 GRID = log_spaced(1e-4, 1.0, 21)  # five per decade
 
@@ -45,8 +54,8 @@ def test_the_choice_lies_on_the_descent_below_the_blow_up(blows_at, noise):
     falls_at = blows_at / 10
     choice = choose_lr(GRID, curve(falls_at, blows_at, noise=noise))
     assert choice.reason == "stable"
-    assert falls_at < choice.lr <= blows_at * 1.01
-    assert choice.window[0] < choice.window[1] == choice.lr
+    assert falls_at < choice.lr <= blows_at / 2
+    assert choice.window[0] <= choice.window[1] == choice.lr
 
 
 def test_a_later_blow_up_gives_a_larger_rate():
@@ -63,10 +72,10 @@ def test_a_trained_model_flat_then_rising():
     assert choice.lr >= 1e-3
 
 
-def test_descending_to_the_end_takes_the_upper_part():
+def test_descending_to_the_end_keeps_a_margin_to_the_largest_rate_tried():
     choice = choose_lr(GRID, [2.3 - 0.4 * max(0.0, math.log10(lr) + 3) for lr in GRID])
     assert choice.reason == "stable"
-    assert choice.lr == 1.0
+    assert choice.lr == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-3, 0.1])
@@ -111,14 +120,16 @@ def test_a_single_outlier_in_the_flat_part_does_not_move_the_choice_far():
 
 
 @given(
-    st.lists(st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(-5, 5)), min_size=1, max_size=30),
+    st.lists(
+        st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(-5, 5)), min_size=1, max_size=30
+    ),
     st.floats(1e-6, 1e-2),
 )
 def test_any_curve_has_an_answer_in_or_just_below_the_range(losses, low):
     lrs = log_spaced(low, 10.0, len(losses)) if len(losses) > 1 else [low]
     choice = choose_lr(lrs, losses)
     assert math.isfinite(choice.lr)
-    assert choice.lr in lrs or choice.lr == pytest.approx(lrs[0] / 10)
+    assert lrs[0] / 10 * 0.999 <= choice.lr <= lrs[-1]
     assert 0.0 <= choice.stability <= 1.0
     if choice.reason != "diverged":
         # Never a rate at or above the first that was not finite.
@@ -172,7 +183,9 @@ def small_task(**more):
     y = (x @ torch.randn(8, 3, generator=g)).argmax(1)
 
     def net():
-        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
+        return nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3)
+        )
 
     return Task(net, Data.split(x, y), F.cross_entropy, **more)
 
@@ -193,10 +206,14 @@ def test_a_search_leaves_no_trace():
 
 
 def test_few_batches_are_used_again():
-    choice = find_lr(small_task(), {"batch_size": 120}, lrs=20, fraction=0.25)
-    assert len(choice.lrs) == 10
-    assert choice.steps <= 10
+    choice = find_lr(small_task(), {"batch_size": 120}, lrs=20, fraction=0.25)  # half a batch's worth
+    assert len(choice.lrs) == 20
+    assert choice.steps <= 60
     assert 1e-3 <= choice.lr <= 1.0
+    task = small_task()
+    trainer = Trainer(task, {"batch_size": 120, "lr": 0.1}, seed=0)
+    cheap = sweep(trainer, lrs=20, lr_range=(1e-3, 1.0), order=trainer.subset(0.25), least_steps=24)
+    assert (len(cheap.lrs), cheap.steps) == (12, 24)
 
 
 def test_many_batches_give_several_steps_per_rate():

@@ -43,9 +43,17 @@ def group(made, config):
 @pytest.mark.parametrize(
     ("optimizer", "config", "expected"),
     [
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "nesterov": True}, {"momentum": 0.8, "nesterov": True}),
+        (
+            torch.optim.SGD,
+            {"lr": 0.1, "momentum": 0.8, "nesterov": True},
+            {"momentum": 0.8, "nesterov": True},
+        ),
         (torch.optim.Adam, {"lr": 0.1, "beta1": 0.8}, {"betas": (0.8, 0.999)}),
-        (torch.optim.AdamW, {"lr": 0.1, "beta2": 0.9, "weight_decay": 0.3}, {"betas": (0.9, 0.9), "weight_decay": 0.3}),
+        (
+            torch.optim.AdamW,
+            {"lr": 0.1, "beta2": 0.9, "weight_decay": 0.3},
+            {"betas": (0.9, 0.9), "weight_decay": 0.3},
+        ),
         (torch.optim.Adam, {"lr": 0.1, "betas": [0.7, 0.8], "eps": 1e-6}, {"betas": (0.7, 0.8), "eps": 1e-6}),
         (torch.optim.RMSprop, {"lr": 0.1, "alpha": 0.9}, {"alpha": 0.9}),
         (torch.optim.Adadelta, {"lr": 0.5, "rho": 0.7}, {"rho": 0.7}),
@@ -189,7 +197,15 @@ class Pairs(Dataset):
         lambda: Data.split(X, Y),
         Data(lambda: (X, Y)),
     ],
-    ids=["tensors", "arrays", "TensorDataset", "Dataset", "function", "function of Data", "Data of a function"],
+    ids=[
+        "tensors",
+        "arrays",
+        "TensorDataset",
+        "Dataset",
+        "function",
+        "function of Data",
+        "Data of a function",
+    ],
 )
 def test_every_form_of_data_gives_the_same_split(data):
     """A fifth is held out, the same samples whatever the form."""

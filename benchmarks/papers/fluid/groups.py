@@ -1,4 +1,4 @@
-# python benchmarks/papers/fluid/groups.py
+# PYTHONPATH=benchmarks python benchmarks/papers/fluid/groups.py
 """One TrialGroup on 4 to 1000 simulated devices: against FIFO, against the paper's heuristics, against a lower bound.
 
 Fluid, sections 6.3 and 6.4: group sizes, runtime variance (6.4.1), packing overhead (6.4.2), scaling overhead (6.4.3),
@@ -12,13 +12,10 @@ import random
 import statistics
 import sys
 import time
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-
-from _bench import save, spread
 from workloads import runtimes
 
+from _bench import save, spread
 from penstock.core import PlanPass
 from penstock.plan import fifo, fluid
 from penstock.predict import Overhead, fit_sharing

@@ -1,4 +1,4 @@
-# python benchmarks/papers/fluid/studies.py --data FOLDER
+# PYTHONPATH=benchmarks python benchmarks/papers/fluid/studies.py --data FOLDER
 """Whole studies with and without Fluid on simulated devices (Fluid, section 6.2, Figure 7).
 
 Learning curves of TaskSet, co-location as Gavel measured it on V100s, runtimes unknown to the planner at first. The
@@ -10,14 +10,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-
-from _bench import save, spread
 from tuning import ALGORITHMS, run
 from workloads import Curves, data_folder, families, gavel
 
+from _bench import save, spread
 from penstock.plan import fifo, fluid
 from penstock.predict import Overhead, fit_sharing
 

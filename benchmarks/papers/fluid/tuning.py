@@ -117,7 +117,9 @@ def run(
     scheduler.start(rules)
     cluster = SimulatedCluster(devices, truth=truth, planner=planner)
     times = EpochTimes()
-    concurrency = concurrency or devices * truth.max_sharing
+    # ASHA's concurrency is free of the number of devices (6.2.2). A sampler that learns is asked no further ahead than
+    # without Fluid: more trials in flight would mean fewer results to learn from.
+    concurrency = concurrency or devices * (1 if type(sampler).learns else truth.max_sharing)
     running: dict[int, Segment] = {}
     result = Result()
 

@@ -3,7 +3,7 @@
     python -m benchmarks.papers.sm2.lr_cases [--cases N] [--curves FILE]
 
 Each case is a (model, data, optimizer, batch size). The truth is a training at every rate of a grid of 20 from 1e-4
-to 1; a rule sees one sweep (a quarter of an epoch, at least 20 batches) and names a rate, at which the same training
+to 1; a rule sees one sweep (a quarter of an epoch, at least 60 steps) and names a rate, at which the same training
 is run. Excess: its final training loss above the grid's best. Failing: not finite, or less than half of the
 improvement that the best rate makes.
 """
@@ -20,12 +20,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-
 from benchmarks.papers.sm2 import problems
+
 from penstock.train import LRChoice, Task, choose_lr, find_lr
 from penstock.train._loop import Trainer
 
 LOW, HIGH, POINTS = 1e-4, 1.0, 20
+STEPS = 150  # a training takes at least: after fewer every rule looks best that dares the most
 GRID = [LOW * (HIGH / LOW) ** (i / (POINTS - 1)) for i in range(POINTS)]
 
 SGD = functools.partial(torch.optim.SGD)
@@ -131,14 +132,15 @@ RULES = {
 
 def collect(cases: int, scale: float = 1.0, curves: Path | None = None) -> list[dict]:
     rows: list[dict] = []
-    for name, (make, data, loss, epochs) in models(scale).items():
+    for name, (make, data, loss, least) in models(scale).items():
         for label, optimizer, size in SETTINGS:
             if len(rows) >= cases:
                 return rows
             start = time.perf_counter()
+            n = len(data.train[0])
+            epochs = max(least, -(-STEPS * size // n))
             task = Task(make, data, loss, optimizer=optimizer, epochs=epochs)
             truth = [final_loss(task, lr, size) for lr in GRID]
-            n = len(data.train[0])
             fraction = min(1.0, max(0.25, POINTS * size / n))
             choice = find_lr(
                 task, {"batch_size": size}, lrs=POINTS, lr_range=(LOW, HIGH), fraction=fraction, seed=0

@@ -24,12 +24,14 @@ def fashion(n: int, *, val: int = 1000, pool: int = 2) -> pkt.Data:
         )
 
     def images(name: str, count: int) -> Tensor:
-        raw = gzip.open(FASHION / f"{name}-images-idx3-ubyte.gz").read(16 + 784 * count)[16:]
+        with gzip.open(FASHION / f"{name}-images-idx3-ubyte.gz") as file:
+            raw = file.read(16 + 784 * count)[16:]
         x = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 1, 28, 28).float() / 255
         return (F.avg_pool2d(x, pool) - 0.286) / 0.353
 
     def labels(name: str, count: int) -> Tensor:
-        raw = gzip.open(FASHION / f"{name}-labels-idx1-ubyte.gz").read(8 + count)[8:]
+        with gzip.open(FASHION / f"{name}-labels-idx1-ubyte.gz") as file:
+            raw = file.read(8 + count)[8:]
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
 
     return pkt.Data(
@@ -123,7 +125,12 @@ def resnet(width: int = 8) -> nn.Module:
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)
+        nn.Conv2d(1, 8, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(10),
     )
 
 

@@ -78,10 +78,11 @@ def report(title: str, rows: Sequence[dict[str, Any]], *, each: bool = True) -> 
         ratios.append(max(ours, 0.05) / max(zeus, 0.05))
         worse_than_default += ours > default
         if each:
-            note = PUBLISHED.get(row["workload"])
+            published = PUBLISHED.get(row["workload"])
+            note = "" if published is None else f" (published {published})"
             print(
                 f"  {row['workload']:14} zeus {zeus:6.2f} +- {p['zeus']['regret_spread']:.2f}"
-                f"{'' if note is None else f' (published {note})':18} ours {ours:6.2f} +- {p['ours']['regret_spread']:.2f}"
+                f"{note:18} ours {ours:6.2f} +- {p['ours']['regret_spread']:.2f}"
                 f"  default {default:7.2f}  last-5 energy saved {p['zeus']['energy_saved']:.0%} / "
                 f"{p['ours']['energy_saved']:.0%}"
             )

@@ -1,4 +1,4 @@
-"""The command line: ``penstock tune | resume | report | trials | simulate``."""
+"""The command line: ``penstock tune | resume | report | trials | simulate | measure | doctor``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli._doctor import doctor
+from penstock.cli._measure import measure
 from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
 
 if TYPE_CHECKING:
@@ -152,6 +154,10 @@ def simulate(
     study.run()
     result = outcome(study, devices)
     print(json.dumps(result) if as_json else outcome_text(result))
+
+
+app.command()(doctor)
+app.command(context_settings={"ignore_unknown_options": True})(measure)
 
 
 def _load_study(target: str) -> Study:

@@ -99,8 +99,8 @@ def _recurrence(done: Any) -> dict[str, Any]:
 
 def _status_text(known: dict[str, Any]) -> str:
     lines = [
-        f"{known['name']} on {known['device'] or 'any device'}: {known['results']} runs, {known['reached']} reached the "
-        f"target, {len(known['under_way'])} under way, {known['energy_j'] / 3600:.3g} Wh, {known['time_s']:.0f} s"
+        f"{known['name']} on {known['device'] or 'any device'}: {known['results']} runs, {known['reached']} reached "
+        f"the target, {len(known['under_way'])} under way, {known['energy_j'] / 3600:.3g} Wh, {known['time_s']:.0f} s"
     ]
     lines.append(
         f"  {'batch size':>10} {'runs':>5} {'reached':>8} {'epochs':>8} {'cost (J)':>12} {'limit (W)':>10}"

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     Index = NDArray[np.intp]
 
 HORIZON = 30
-"""Recurrences a job is expected to have ahead at least: a month of nights."""
+"""Recurrences a job is expected to have ahead at least: a month of nights.
+
+A job that has gone on for longer is expected to go on for longer: the geometric mean of this and its age. (Its age
+itself, as for any process of unknown length, makes for exploration that does not pay within the paper's horizons.)
+"""
 
 NOISE = 0.1
 """Prior relative spread of epochs to target between runs: "as large as 14%" (Zeus section 3.2)."""
@@ -74,8 +78,7 @@ class Curve(Policy):
     """A Bayesian cost curve over batch sizes with knowledge-gradient exploration.
 
     Args:
-        horizon: Recurrences that are still to come. None: not known; as many as there have been, and at least
-            ``HORIZON``.
+        horizon: Recurrences that are still to come. None: not known; see ``HORIZON``.
     """
 
     name: ClassVar[str] = "ours"
@@ -88,7 +91,8 @@ class Curve(Policy):
     def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
         """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         spec = view.spec
-        evidence = _evidence(view.seen if spec.window is None else view.seen[-spec.window :])
+        recent = view.seen if spec.window is None else view.seen[-spec.window :]
+        evidence = _evidence([seen for seen in recent if seen.batch_size in spec.batch_sizes])
         cap = spec.beta * evidence.least if math.isfinite(evidence.least) else None
         if len(spec.batch_sizes) == 1 or not evidence.logs:
             return self._with_limit(view, _before_any_success(spec, evidence), cap)
@@ -104,7 +108,7 @@ class Curve(Policy):
             if at is not None:
                 epochs = _hallucinate(epochs, at, noise**2)
                 costs = _hallucinate(costs, at, 1e-4)
-        horizon = self._horizon or max(HORIZON, len(view.seen))
+        horizon = self._horizon or max(HORIZON, math.isqrt(HORIZON * len(view.seen)))
         good = np.log2(
             np.asarray([size for size in spec.batch_sizes if size in evidence.logs], dtype=np.float64)
         )
@@ -300,6 +304,8 @@ def _epoch_cost_belief(x: Array, view: View) -> _Belief:
             points.append((arm, math.log(cost), 0.01**2))
         elif view.foreign.get(size, 0.0) > 0:
             points.append((arm, math.log(view.foreign[size]), 0.15**2))
+    if not points:  # nothing was timed: any scale will do
+        points.append((spec.batch_sizes.index(spec.default), 0.0, 0.01**2))
     at = np.asarray([p[0] for p in points], dtype=np.intp)
     y = np.asarray([p[1] for p in points])
     variance = np.asarray([p[2] for p in points])

@@ -178,6 +178,7 @@ class RecurringJob:
         self._threads = threads
         self._history = History()
         self._folded = 0
+        self._gpus = 1
         self._first_record: Any = None
 
     # -- for clusters ---------------------------------------------------------------------------------------
@@ -400,7 +401,8 @@ class RecurringJob:
         if limits_w is not None and not self._fixed_limits:
             spec = replace(spec, limits_w=tuple(float(w) for w in limits_w))
         if self._max_power_w is None:
-            known = max(spec.limits_w) if spec.limits_w else data.get("max_power_w")
+            # MAXPOWER is that of all GPUs of the job together (Zeus section 7).
+            known = self._gpus * max(spec.limits_w) if spec.limits_w else data.get("max_power_w")
             spec = replace(spec, max_power_w=float(known) if known else 1.0)
         return spec
 
@@ -445,6 +447,7 @@ class RecurringJob:
         try:
             ranges = [sensor.power_limit_range_w for sensor in sensors]
             settable = [r for r in ranges if r is not None]
+            self._gpus = max(1, len(settable))
             limits_w: tuple[float, ...] | None = None
             if settable:
                 limits_w = limits_between(max(low for low, _ in settable), min(high for _, high in settable))

@@ -71,7 +71,7 @@ class Gauge:
         self.source = Source.MEASURED
         self.epochs = 0
         self.last_cost = 0.0
-        self.measured: dict[float, tuple[float, float]] = {}
+        self._sums: dict[float, tuple[int, float, float]] = {}
         self._limit_w = decision.limit_w
         if guard is not None and decision.profile_w:
             self._machine = PowerLimitOptimizer(
@@ -85,6 +85,11 @@ class Gauge:
             self._set(max(decision.profile_w))
         elif guard is not None and decision.limit_w is not None:
             self._set(decision.limit_w)
+
+    @property
+    def measured(self) -> dict[float, tuple[float, float]]:
+        """Mean time and power of the epochs at each limit."""
+        return {w: (t / n, j / t) for w, (n, t, j) in self._sums.items() if t > 0}
 
     @property
     def cost(self) -> float:
@@ -111,8 +116,8 @@ class Gauge:
         self.energy_j += energy.joules
         self.epochs += 1
         self.last_cost = self.cost - before
-        if window.time_s > 0:
-            self.measured[self._limit_w or 0.0] = (window.time_s, energy.joules / window.time_s)
+        n, time_s, energy_j = self._sums.get(self._limit_w or 0.0, (0, 0.0, 0.0))
+        self._sums[self._limit_w or 0.0] = (n + 1, time_s + window.time_s, energy_j + energy.joules)
         if self._machine is not None and not self._machine.done:
             limit_w = self._machine.iteration(self.time_s, self.energy_j)
             self._machine.end_epoch(self.time_s, self.energy_j)

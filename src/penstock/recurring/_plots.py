@@ -75,16 +75,13 @@ def plot_workload(
     time_s, power_w = profile[max(profile)]
     epochs = workload.mean_epochs(workload.default)
     axes.plot([epochs * time_s], [epochs * time_s * power_w], "r^", label="default")
+    ends: dict[tuple[float, float], list[str]] = {}
     for row in sweep:
-        axes.plot(
-            [row["time_vs_default"] * epochs * time_s],
-            [row["energy_vs_default"] * epochs * time_s * power_w],
-            "kx",
-        )
-        axes.annotate(
-            f"$\\eta$={row['eta']:g}",
-            (row["time_vs_default"] * epochs * time_s, row["energy_vs_default"] * epochs * time_s * power_w),
-        )
+        end = (row["time_vs_default"] * epochs * time_s, row["energy_vs_default"] * epochs * time_s * power_w)
+        ends.setdefault(end, []).append(f"{row['eta']:g}")
+    for end, etas in ends.items():
+        axes.plot([end[0]], [end[1]], "kx")
+        axes.annotate(rf"$\eta$={', '.join(etas)}", end)
     axes.set(xlabel="TTA (s)", ylabel="ETA (J)", title=workload.name)
     axes.legend()
     written.append(_save(figure, target / f"{workload.name}-pareto.png"))

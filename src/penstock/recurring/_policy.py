@@ -41,6 +41,11 @@ def profiled_limit(view: View, batch_size: int) -> tuple[float | None, tuple[flo
     limits = view.spec.limits_w
     if not limits:
         return None, ()
-    if all(limit in profile for limit in limits):
-        return best_limit(profile, eta=view.spec.eta, max_power_w=view.spec.max_power_w)[0], ()
-    return None, tuple(sorted(limits, reverse=True))
+    missing = [limit for limit in limits if limit not in profile]
+    if len(missing) == len(limits):
+        return None, tuple(sorted(limits, reverse=True))
+    best, _ = best_limit(profile, eta=view.spec.eta, max_power_w=view.spec.max_power_w)
+    if not missing:
+        return best, ()
+    # A run that was too short to try all of them: go on with the rest, beside the best so far.
+    return None, tuple(sorted([best, *missing], reverse=True))

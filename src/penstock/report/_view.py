@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, final
 
@@ -32,8 +32,8 @@ class View(ABC):
         """An event was applied."""
 
     @abstractmethod
-    def tick(self, state: StudyState, expected: int | None, busy: int) -> None:
-        """The loop went round: ``expected`` segments in all, ``busy`` of them running or queued on workers."""
+    def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
+        """The loop went round: ``expected()`` segments in all, ``busy`` of them running or queued on workers."""
 
     @abstractmethod
     def say(self, text: str) -> None:
@@ -54,7 +54,7 @@ class QuietView(View):
     def on(self, event: Event, state: StudyState) -> None:
         """Nothing."""
 
-    def tick(self, state: StudyState, expected: int | None, busy: int) -> None:
+    def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -94,7 +94,7 @@ class LineView(View):
             detail = f": {event.detail}" if event.detail else ""
             self.say(f"study {event.reason}{detail}; {counts_text(state.counts)}")
 
-    def tick(self, state: StudyState, expected: int | None, busy: int) -> None:
+    def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -125,7 +125,7 @@ class JsonlView(View):
         head: dict[str, Any] = {"kind": kind, "trial": trial, "time_s": time_s}
         _print(self._stream, json.dumps(head | data))
 
-    def tick(self, state: StudyState, expected: int | None, busy: int) -> None:
+    def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -153,7 +153,7 @@ class LiveView(View):
         self._started_s = time.monotonic()
         self._before = 0
         self._segments = 0
-        self._last: tuple[StudyState, int | None, int] | None = None
+        self._last: tuple[StudyState, Callable[[], int | None]] | None = None
 
     def open(self, name: str, goal: Goal, state: StudyState, slots: int) -> None:
         """Begin to draw."""
@@ -165,7 +165,7 @@ class LiveView(View):
         self._started_s = time.monotonic()
         self._segments = self._before = sum(not record.unfinished for record in state.trials.values())
         console = Console(stderr=True)
-        self._live = Live(self._draw(state, None, 0), console=console, auto_refresh=False, transient=False)
+        self._live = Live(self._draw(state, None), console=console, auto_refresh=False, transient=False)
         self._live.start()
 
     def on(self, event: Event, state: StudyState) -> None:
@@ -175,13 +175,13 @@ class LiveView(View):
         elif isinstance(event, Ended) and not event.retry and not event.kept:
             self._segments += 1
 
-    def tick(self, state: StudyState, expected: int | None, busy: int) -> None:
+    def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
         """Redraw when it is time."""
-        self._last = (state, expected, busy)
+        self._last = (state, expected)
         now_s = time.monotonic()
         if self._live is not None and now_s >= self._next_s:
             self._next_s = now_s + 0.2
-            self._live.update(self._draw(state, expected, busy), refresh=True)
+            self._live.update(self._draw(state, expected()), refresh=True)
 
     def say(self, text: str) -> None:
         """Shown under the panel."""
@@ -191,12 +191,12 @@ class LiveView(View):
         """Draw once more and leave the terminal as it was."""
         if self._live is not None:
             if self._last is not None:
-                state, expected, _ = self._last
-                self._live.update(self._draw(state, expected, 0), refresh=True)
+                state, expected = self._last
+                self._live.update(self._draw(state, expected()), refresh=True)
             self._live.stop()
             self._live = None
 
-    def _draw(self, state: StudyState, expected: int | None, busy: int) -> Table:
+    def _draw(self, state: StudyState, expected: int | None) -> Table:
         from rich.markup import escape
         from rich.table import Table
 
@@ -235,7 +235,7 @@ class _Several(View):
         for view in self._views:
             view.on(event, state)
 
-    def tick(self, state: StudyState, expected: int | None, busy: int) -> None:
+    def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
         for view in self._views:
             view.tick(state, expected, busy)
 

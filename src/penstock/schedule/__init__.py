@@ -6,11 +6,13 @@ from penstock.schedule._full import Full
 from penstock.schedule._halving import Halving
 from penstock.schedule._hyperband import Hyperband
 from penstock.schedule._pbt import PBT
+from penstock.schedule._sm2 import SM2
 from penstock.schedule._stopping import MedianStop, Plateau, StopRule
 
 __all__ = [
     "ASHA",
     "PBT",
+    "SM2",
     "Derive",
     "Full",
     "Halving",

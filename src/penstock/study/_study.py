@@ -48,6 +48,7 @@ DEFAULT_STORE = "penstock.db"
 DEFAULT_TRIALS = 50
 _TICK_S = 0.25
 _FORMAT = 1
+_SIMULATED_BATCH = 1000
 
 
 @final
@@ -440,20 +441,22 @@ class _Session:
         self._keeper = CheckpointKeeper(files, study.keep, study.goal)
         self._leave: tuple[str, str] | None = None
         self._signals = 0
+        self._virtual = isinstance(study.executor.clock, VirtualClock)
         self._batch: list[Event] = []
+        self._hungry = True
 
     def run(self) -> None:
         """Open the session, loop, close it."""
         engine = self._engine
         self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
-        self._write()
+        self._write(everything=True)
         engine.requeue()
         self._view.open(self._study.name or "", self._study.goal, engine.state, self._executor.slots)
         previous = self._catch_signals()
         try:
             reason, detail = self._loop()
             self._take(SessionClosed(self._now(), reason, detail))
-            self._write()
+            self._write(everything=True)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -464,7 +467,7 @@ class _Session:
         while True:
             if self._leave is None:
                 self._check_leave()
-            if self._leave is None:
+            if self._leave is None and self._hungry:
                 self._feed()
             self._write()
             if self._leave is not None and not engine.running:
@@ -473,11 +476,14 @@ class _Session:
                 return "finished", ""
             if not engine.running:
                 engine.check_finished()
-            for event in executor.poll(self._timeout_s()):
+            events = executor.poll(self._timeout_s())
+            # Only an end makes room; devices that joined are noticed when nothing else happens.
+            self._hungry = not events
+            for event in events:
                 self._take(engine.annotate(event))
             for trial, why in engine.take_stops():
                 executor.stop([trial], reason=why)
-            self._view.tick(engine.state, engine.setup.scheduler.expected, len(engine.running))
+            self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
     def _feed(self) -> None:
         """Ask for groups, journal them, launch what fits."""
@@ -517,6 +523,8 @@ class _Session:
         """Apply an event and keep it for the next write."""
         self._engine.apply(event)
         self._note(event)
+        if isinstance(event, Ended):
+            self._hungry = True
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
 
@@ -524,8 +532,9 @@ class _Session:
         self._batch.append(event)
         self._view.on(event, self._engine.state)
 
-    def _write(self) -> None:
-        if self._batch:
+    def _write(self, *, everything: bool = False) -> None:
+        """Make the batch durable. A simulation acts on nothing outside, so it may wait for a larger batch."""
+        if self._batch and (everything or not self._virtual or len(self._batch) >= _SIMULATED_BATCH):
             self._store.append(self._entry.id, self._batch)
             self._batch = []
 
@@ -534,7 +543,7 @@ class _Session:
 
     def _timeout_s(self) -> float | None:
         """How long to wait for events: a tick, so that signals are noticed; a virtual clock has no ticks."""
-        tick_s = None if isinstance(self._executor.clock, VirtualClock) else _TICK_S
+        tick_s = None if self._virtual else _TICK_S
         limit_s: float | None = self._study.budget.time_s
         if limit_s is None or self._leave is not None:
             return tick_s

@@ -44,9 +44,9 @@ class LRChoice:
         reason: ``"stable"``; ``"flat"``: no rate changed the loss beyond its noise, so the largest tried is
             stable; ``"few"``: too few finite points for a curvature, the best of them is taken;
             ``"diverged"``: even the smallest rate does, so it is returned a tenth as large; sweep lower.
-        loss: The smoothed loss at ``lr``.
+        loss: The smoothed loss at the end of the chosen window.
         stability: 1 / (1 + curvature of the chosen window): 1 is a straight line, 0 where nothing is stable.
-        window: The smallest and largest rate of the chosen window.
+        window: The smallest and largest rate of the chosen window, cut at ``lr``.
         lrs: The rates tried, rising.
         losses: The loss each left behind; not finite where it diverged.
         smooth: The smoothed losses up to the divergence.
@@ -190,17 +190,13 @@ def choose_lr(
     # benchmarks/papers/sm2/lr_cases.py.
     most = rates[edge] / _MARGIN if falls or stable_until < len(lrs) - 1 else rates[edge]
     windows = []
-    for first in range(n - width + 1):
+    for first in range(stable_until - width + 2):
         last = first + width - 1
-        if rates[last] > most * (1 + 1e-9):
-            break
         bend = sum(abs(c) for c in curvature[first : last + 1]) / width
         windows.append((bend, first, last, (level[first] - level[last]) / (x[last] - x[first])))
     if not windows:
-        near = min(range(edge + 1), key=lambda i: abs(math.log(rates[i] / most)))
-        return result(
-            rates[near], "few", smooth[near], 0.0, (rates[0], rates[max(near, min(edge, width - 1))])
-        )
+        near = max((i for i in range(edge + 1) if rates[i] <= most), default=0)
+        return result(rates[near], "few", smooth[near], 0.0, (rates[0], rates[stable_until]))
     if falls:
         # Where there is a descent, the rate must be on it.
         steepest = max(slope for *_, slope in windows)
@@ -209,7 +205,8 @@ def choose_lr(
     bends = sorted(bend for bend, *_ in windows)
     calm = bends[(len(bends) - 1) // 2]
     bend, first, last, _ = max((w for w in windows if w[0] <= calm + _ALIKE), key=lambda w: w[1])
-    return result(rates[last], "stable", smooth[last], 1.0 / (1.0 + bend), (rates[first], rates[last]))
+    lr = min(rates[last], max(most, rates[0]))
+    return result(lr, "stable", smooth[last], 1.0 / (1.0 + bend), (min(rates[first], lr), lr))
 
 
 def _finite_start(losses: Sequence[float]) -> list[float]:

@@ -41,6 +41,10 @@ class EpochMeter(Protocol):
         """What it drew; None where nothing can be measured."""
         ...
 
+    def close(self) -> None:
+        """The segment is over: nothing more is measured for it."""
+        ...
+
 
 class Unwind(BaseException):
     """Ends a training function from inside. Not an Exception, so that ``except Exception`` lets it pass."""

@@ -89,6 +89,7 @@ def execute(
 ) -> End:
     """Run one segment to its end, whatever the training function does short of killing the process."""
     run: Run | None = None
+    meter = None
     try:
         if checkpoints is None:
             checkpoints = _files_of(spec, settings)
@@ -132,6 +133,8 @@ def execute(
             return End("failed", epoch, run._failure, user_traceback(error))
         return End("failed", epoch, one_line(error), user_traceback(error))
     finally:
+        if meter is not None:
+            meter.close()
         if checkpoints is not None:
             checkpoints.discard()
     return _verdict(run, spec)

@@ -1,0 +1,318 @@
+"""Fusion: many models of one structure computed as one, each with its own weights, statistics and randomness."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch as functorch
+from torch.utils import _pytree as pytree
+
+from penstock.core.errors import Unsupported
+from penstock.model._ops import Draws, Members, PerMember
+from penstock.model._stack import Stack
+
+_INTERNAL = frozenset({"_parameters", "_buffers", "_modules", "training"})
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_PER_MEMBER = {
+    **{kind: frozenset({"p"}) for kind in _DROPOUTS},
+    nn.MultiheadAttention: frozenset({"dropout"}),
+    nn.LSTM: frozenset({"dropout"}),
+    nn.GRU: frozenset({"dropout"}),
+    nn.RNN: frozenset({"dropout"}),
+}
+_DYNAMIC = RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError
+
+
+@final
+class Fusion:
+    """Members' models computed as one.
+
+    Attributes:
+        stack: Their weights.
+        draws: Their generators.
+        sequential: Functions that had to be computed member by member so far.
+
+    Args:
+        modules: The members' models. They stay usable: their tensors are views of the stack.
+        groups: Parameter names by group of the optimizer.
+        seeds: A seed for each member's generator; default: their numbers.
+
+    Raises:
+        Unsupported: The models can't be fused; the text is the reason.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        *,
+        groups: Sequence[Sequence[str]] | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> None:
+        hooked = _hooked(modules)
+        if hooked is not None:
+            raise Unsupported(f"{hooked} has hooks, which would see all members at once")
+        self._own = [_attributes(module) for module in modules]
+        self._template = _skeleton(modules[0])
+        self.stack = Stack(modules, groups)
+        numbers = range(len(modules)) if seeds is None else seeds
+        self.draws = Draws([torch.Generator().manual_seed(seed) for seed in numbers])
+        self.sequential: set[str] = set()
+        self._training = True
+        self._tune()
+
+    def __len__(self) -> int:
+        return len(self.stack)
+
+    def train(self, mode: bool = True) -> None:
+        """Set training or evaluation mode of all members."""
+        self._training = mode
+        for module in self.stack.modules:
+            module.train(mode)
+        self._template.train(mode)
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        stacked: Sequence[bool] | None = None,
+    ) -> Any:
+        """``function(model, *args)`` for all members at once.
+
+        Args:
+            function: As for one member; it sees one member's shapes.
+            args: Tensors, or tuples, lists and dicts of them.
+            stacked: Which of them have a leading member dimension; the others are shared. Default: all.
+
+        Returns:
+            What the function returns, tensors with the member dimension first.
+
+        Raises:
+            Unsupported: The function does what can't be fused (asks for a tensor's value, ...).
+        """
+        count = len(self)
+        members = Members(self.draws)
+        flags = (True,) * len(args) if stacked is None else stacked
+        members.level = functorch._vmap_increment_nesting(count, "different")
+        try:
+            given = [
+                pytree.tree_map_only(Tensor, members.wrap, arg) if flag else arg
+                for arg, flag in zip(args, flags, strict=True)
+            ]
+            with self._dressed(members) as put, members:
+                try:
+                    result = function(self._template, *given)
+                except _DYNAMIC as error:
+                    raise _reason(error) from error
+                self._collect(members, put)
+            leaves, spec = pytree.tree_flatten(result)
+            out = [
+                functorch._remove_batch_dim(leaf, members.level, count, 0) if isinstance(leaf, Tensor) else leaf
+                for leaf in leaves
+            ]
+        finally:
+            functorch._vmap_decrement_nesting()
+            self.sequential |= members.sequential
+        return pytree.tree_unflatten(out, spec)
+
+    def gradients(self, losses: Tensor) -> list[Tensor | None]:
+        """The gradient of each leaf of the stack; None for one the losses don't depend on.
+
+        The losses are summed: every member gets the gradient it gets alone. A mean would scale all of them down
+        by the number of members, and change it whenever a member leaves.
+        """
+        return list(torch.autograd.grad(losses.sum(), self.stack.leaves, allow_unused=True))
+
+    # ------------------------------------------------------------ members come and go
+
+    def keep(self, members: Sequence[int]) -> list[nn.Module]:
+        """Go on with these members; returns the models of the others, standing on their own."""
+        gone = self.stack.keep(members)
+        self.draws = Draws([self.draws.generators[i] for i in members])
+        self._own = [self._own[i] for i in members]
+        self._tune()
+        return gone
+
+    def add(self, modules: Sequence[nn.Module], seeds: Sequence[int]) -> None:
+        """Take more members in."""
+        own = [_attributes(module) for module in modules]
+        _differences([*self._own, *own])
+        self.stack.add(modules)
+        more = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.draws = Draws([*self.draws.generators, *more])
+        self._own += own
+        for module in modules:
+            module.train(self._training)
+        self._tune()
+
+    # ------------------------------------------------------------ inside
+
+    def _tune(self) -> None:
+        """Settings in which members differ (dropout rates) go into the template as one value per member."""
+        self._numbers: list[tuple[nn.Module, str, Tensor]] = []
+        submodules = dict(self._template.named_modules())
+        for (path, name), values in _differences(self._own).items():
+            module = submodules[path]
+            if name in _PER_MEMBER.get(type(module), ()):
+                setattr(module, name, PerMember(values))
+            else:
+                numbers = torch.tensor(values, dtype=torch.float64, device=self.stack.flat.device)
+                self._numbers.append((module, name, numbers))
+        for path, facts in self._own[0].items():
+            for name in _PER_MEMBER.get(type(submodules[path]), ()):
+                if len({own[path][name] for own in self._own}) == 1:
+                    setattr(submodules[path], name, facts[name])
+        self._places = [
+            (_holder(submodules, name), name.rpartition(".")[2], name) for name, _ in self.stack.tensors
+        ]
+        self._recurrent = [m for m in submodules.values() if isinstance(m, nn.RNNBase)]
+
+    @contextmanager
+    def _dressed(self, members: Members) -> Iterator[list[Tensor]]:
+        """The template with the members' tensors in the places of its own."""
+        put = [members.wrap(stacked) for _, stacked in self.stack.tensors]
+        for (place, key, _), tensor in zip(self._places, put, strict=True):
+            place[key] = tensor
+        for module in self._recurrent:  # they keep their weights in a second place
+            module.__dict__["_flat_weights"] = [
+                module._parameters.get(name) for name in module._flat_weights_names
+            ]
+        for module, name, numbers in self._numbers:
+            module.__dict__[name] = members.wrap(numbers)
+        try:
+            yield put
+        finally:
+            for place, key, _ in self._places:
+                place[key] = None
+            for module in self._recurrent:
+                module.__dict__["_flat_weights"] = []
+            for module, name, numbers in self._numbers:
+                module.__dict__[name] = float(numbers[0])
+
+    def _collect(self, members: Members, put: list[Tensor]) -> None:
+        """Buffers that the forward replaced instead of updating in place."""
+        first = len(put) - len(self.stack._buffers)
+        for (place, key, name), tensor in zip(self._places[first:], put[first:], strict=True):
+            now = place[key]
+            if now is tensor:
+                continue
+            if not isinstance(now, Tensor) or now.shape != tensor.shape:
+                raise Unsupported(f"the buffer {name} changes its shape while training")
+            stacked, at = members.below(now.detach())
+            with torch.no_grad():
+                self.stack.others[name].copy_(stacked if at is None else stacked.movedim(at, 0))
+
+
+def _holder(submodules: dict[str, nn.Module], name: str) -> dict[str, Any]:
+    path, _, key = name.rpartition(".")
+    module = submodules[path]
+    found: Any = module._parameters if key in module._parameters else module._buffers
+    return found  # type: ignore[no-any-return]
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """A copy of the structure without the weights."""
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        memo[id(tensor)] = None
+    made = copy.deepcopy(module, memo)
+    # deepcopy takes a None out of the memo for "not there yet": put the places back empty.
+    for ours, theirs in zip(made.modules(), module.modules(), strict=True):
+        ours._parameters = dict.fromkeys(theirs._parameters)
+        ours._buffers = dict.fromkeys(theirs._buffers)
+        if isinstance(ours, nn.RNNBase):
+            ours.__dict__["_flat_weights"] = []
+    return made
+
+
+def _hooked(modules: Sequence[nn.Module]) -> str | None:
+    for module in modules:
+        for path, sub in module.named_modules():
+            if sub._forward_hooks or sub._forward_pre_hooks or sub._backward_hooks or sub._backward_pre_hooks:
+                return path or type(module).__name__
+    return None
+
+
+def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """What each submodule holds beside tensors and submodules."""
+    return {
+        path: {
+            "": type(sub),
+            **{
+                key: value
+                for key, value in vars(sub).items()
+                if key not in _INTERNAL and not key.endswith("_hooks") and not _is_tensors(value)
+            },
+        }
+        for path, sub in module.named_modules()
+    }
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (
+        isinstance(value, list | tuple) and any(isinstance(item, Tensor | None.__class__) for item in value)
+    )
+
+
+def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, str], list[float]]:
+    """Settings whose numbers differ between members.
+
+    Raises:
+        Unsupported: Members differ in something that is not a number.
+    """
+    first = own[0]
+    found: dict[tuple[str, str], list[float]] = {}
+    for number, other in enumerate(own[1:], 1):
+        if other.keys() != first.keys():
+            raise Unsupported(f"members differ in their layers: {sorted(other.keys() ^ first.keys())}")
+        for path, facts in first.items():
+            if other[path].keys() != facts.keys():
+                odd = sorted(other[path].keys() ^ facts.keys())
+                raise Unsupported(f"members differ in what {path or 'the model'} holds: {odd}")
+            for name, value in facts.items():
+                theirs = other[path][name]
+                if (path, name) in found or _equal(value, theirs):
+                    continue
+                where = f"{path}.{name}" if path else name
+                kind = facts[""]
+                if type(value) is not float or type(theirs) is not float:
+                    raise Unsupported(
+                        f"members differ in {where}: {value!r} in member 0, {theirs!r} in member {number}"
+                    )
+                if kind.__module__.startswith("torch.nn") and name not in _PER_MEMBER.get(kind, ()):
+                    raise Unsupported(
+                        f"members differ in {where} of a {kind.__name__}: {value!r} and {theirs!r}"
+                    )
+                found[path, name] = []
+    return {key: [float(o[key[0]][key[1]]) for o in own] for key in found}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    try:
+        if bool(a == b):
+            return True
+    except (RuntimeError, ValueError, TypeError):
+        pass
+    if callable(a) and hasattr(a, "__code__") and hasattr(b, "__code__"):
+        return bool(
+            a.__code__ is b.__code__
+            and a.__defaults__ == b.__defaults__
+            and [c.cell_contents for c in a.__closure__ or ()] == [c.cell_contents for c in b.__closure__ or ()]
+        )
+    # Plain objects of one kind (a torch generator, a lock, a config) are compared by what they hold.
+    return bool(getattr(a, "__dict__", None)) and vars(a) == vars(b)
+
+
+def _reason(error: BaseException) -> Exception:
+    if isinstance(error, Unsupported):
+        return error
+    text = str(error).strip().split("\n")[0]
+    return Unsupported(f"the forward can't be computed for all members at once: {type(error).__name__}: {text}")

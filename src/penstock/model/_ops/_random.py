@@ -1,0 +1,127 @@
+"""Dropout and other random functions of many members: each draws from its own generator what it draws alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model._ops._base import Members, PerMember, refuse, rule
+
+
+def rates(members: Members, p: float) -> tuple[float, ...]:
+    """The members' dropout rates."""
+    return p.values if isinstance(p, PerMember) else (float(p),) * members.count
+
+
+def dropped(members: Members, x: Tensor, p: float) -> Tensor:
+    """Stacked activations, members first, after dropout."""
+    own = rates(members, p)
+    if max(own) <= 0.0:
+        return x
+    return x * members.draws.noise(x.shape[1:], own, x)
+
+
+@rule(F.dropout)
+def _dropout(
+    members: Members, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Any:
+    if not training:
+        return input
+    return members.wrap(dropped(members, members.spread(input), p))
+
+
+def _feature_dropout(rank: int) -> Callable[..., Any]:
+    def drop(
+        members: Members, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
+        if not training:
+            return input
+        if input.dim() != rank + 2:
+            return members.each(_PLAIN[rank], (input, float(p), training), {}, random=True)
+        stacked, at = members.below(input)
+        x = members.spread(input)
+        own = rates(members, p)
+        if max(own) <= 0.0:
+            return input
+        noise = members.draws.noise((*input.shape[:2], *(1,) * rank), own, x)
+        if at is None:
+            return members.wrap(x * noise)
+        return members.wrap(stacked * noise.movedim(0, at), at)
+
+    return drop
+
+
+_PLAIN: dict[int, Any] = {1: F.dropout1d, 2: F.dropout2d, 3: F.dropout3d}
+for _rank, _function in _PLAIN.items():
+    rule(_function)(_feature_dropout(_rank))
+
+
+def _drawing(function: Any) -> Callable[..., Any]:
+    """A function that returns random numbers: one call per member, each from the member's generator."""
+
+    def draw(members: Members, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("generator") is not None:
+            raise refuse(
+                f"{function.__name__} draws from a generator of the model's own, which fused members would share"
+            )
+        if any(isinstance(arg, PerMember) for arg in (*args, *kwargs.values())):
+            raise refuse(f"{function.__name__} is called with a rate that differs between members")
+        return members.each(function, args, kwargs, random=True)
+
+    return draw
+
+
+def _filling(function: Any) -> Callable[..., Any]:
+    """A method that fills a tensor with random numbers in place."""
+
+    def fill(members: Members, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        stacked = members.front(x)
+        if stacked is None:
+            raise refuse(
+                f"{function.__name__} fills a tensor that all members share; draw with torch.rand or rand_like instead"
+            )
+        if kwargs.get("generator") is not None:
+            raise refuse(f"{function.__name__} draws from a generator of the model's own")
+        for member in range(members.count):
+            with members.draws.lend(member):
+                function(stacked[member], *args, **kwargs)
+        return x
+
+    return fill
+
+
+for _function in (
+    torch.rand,
+    torch.randn,
+    torch.randint,
+    torch.randperm,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+    torch.bernoulli,
+    torch.normal,
+    torch.multinomial,
+    torch.poisson,
+    torch.rrelu,
+    Tensor.bernoulli,
+    Tensor.multinomial,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+):
+    rule(_function)(_drawing(_function))
+
+for _function in (
+    Tensor.bernoulli_,
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.exponential_,
+    Tensor.random_,
+    Tensor.geometric_,
+    Tensor.cauchy_,
+    Tensor.log_normal_,
+):
+    rule(_function)(_filling(_function))

@@ -1,0 +1,521 @@
+"""Predictor: a quantity as a linear function of features, chosen and judged by cross validation (HyperPower 3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.core import Config, Source
+from penstock.core.errors import InvalidInput
+from penstock.predict._features import Extra, Features
+
+if TYPE_CHECKING:
+    from penstock.predict._features import Matrix
+
+FORMS = ("plain", "linear", "products", "extra", "all")
+"""From the simplest: Eq. 1-2 as printed; with a constant; with products of features; with the extras (their
+logarithms too); with everything."""
+
+_RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_BENDS = (0.003, 0.01, 0.03, 0.1)
+_WIDTHS = (1.0, 2.0, 4.0)
+_PAYS = 0.97  # a richer form must lower the cross-validated error to so much of the simpler one's
+_MOST_PRODUCTS = 24  # columns; beyond, products would outnumber any affordable profile
+_FORMAT = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted value.
+
+    Attributes:
+        mean: The value.
+        std: Its standard deviation: what the model does not know plus what a measurement scatters.
+    """
+
+    mean: float
+    std: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a model.
+
+    Attributes:
+        terms: One of ``FORMS``.
+        ridge: Prior precision of the weights against the noise; small: hardly any shrinking.
+        bend: Standard deviation, relative, of a smooth deviation from the linear function; 0: none.
+        width: Over how many standard deviations of a feature it is smooth, times the root of their number.
+    """
+
+    terms: str
+    ridge: float
+    bend: float = 0.0
+    width: float = 1.0
+
+
+@final
+class Predictor:
+    """Predicts one quantity of a configuration before it runs, and says how far off it may be.
+
+    The model is ``sum_j w_j z_j`` (HyperPower Eq. 1 and 2), with the terms that pay under cross validation: a
+    constant, products of features (a layer's inputs times its outputs), extra features (FLOPs, parameters), and a
+    smooth deviation from the linear function (a Gaussian process) where a device saturates. Weights minimise
+    the *relative* errors, for RMSPE is what counts and a measurement scatters by per cents.
+
+    ``fit`` makes one, ``observe`` refines it by what a study measures. Not shared between threads.
+
+    Attributes:
+        quantity: Its name, e.g. ``"power_w"``.
+        features: What it looks at.
+        form: What cross validation chose.
+        rmspe: Root mean square percentage error of k-fold cross validation, 0.05 is 5%; every fold chooses its form
+            anew, so the choice does not flatter the figure. ``nan`` with too few samples.
+        source: How strong the samples' figures are.
+    """
+
+    def __init__(
+        self,
+        quantity: str,
+        features: Features,
+        rows: Matrix,
+        values: Matrix,
+        form: Form,
+        *,
+        extra: Extra | None = None,
+        rmspe: float = math.nan,
+        source: Source = Source.MEASURED,
+        online: int = 0,
+    ) -> None:
+        self.quantity = quantity
+        self.features = features
+        self.form = form
+        self.rmspe = rmspe
+        self.source = source
+        self._extra = extra
+        self._rows = rows
+        self._values = values
+        self._online = online
+        self._model: _Model | None = None
+        self._pending: list[tuple[list[float], float]] = []
+
+    @classmethod
+    def fit(
+        cls,
+        quantity: str,
+        features: Features,
+        configs: Sequence[Config],
+        values: Sequence[float],
+        *,
+        extra: Extra | None = None,
+        folds: int = 10,
+        seed: int = 0,
+        source: Source = Source.MEASURED,
+        forms: Sequence[str] = FORMS,
+        bends: bool = True,
+    ) -> Predictor:
+        """Fit a model to samples.
+
+        Args:
+            quantity: What the values are.
+            features: What to look at.
+            configs: The samples' configurations.
+            values: Theirs, above 0.
+            extra: Gives the extra features, if ``features`` has any.
+            folds: Of the cross validation behind ``rmspe``; 0: none.
+            seed: Of the folds.
+            source: Of the values.
+            forms: Which terms may be chosen; ``("plain",)`` is the paper's model.
+            bends: Whether a smooth deviation may be.
+
+        Raises:
+            InvalidInput: Values that are not above 0, lists of different lengths, fewer than 3 samples.
+        """
+        if len(configs) != len(values):
+            raise InvalidInput(
+                f"There are {len(configs)} configurations, but {len(values)} values of {quantity}."
+            )
+        return cls.fit_rows(
+            quantity,
+            features,
+            features.matrix(configs, extra),
+            values,
+            extra=extra,
+            folds=folds,
+            seed=seed,
+            source=source,
+            forms=forms,
+            bends=bends,
+        )
+
+    @classmethod
+    def fit_rows(
+        cls,
+        quantity: str,
+        features: Features,
+        rows: Matrix,
+        values: Sequence[float],
+        *,
+        extra: Extra | None = None,
+        folds: int = 10,
+        seed: int = 0,
+        source: Source = Source.MEASURED,
+        forms: Sequence[str] = FORMS,
+        bends: bool = True,
+    ) -> Predictor:
+        """As ``fit``, from a matrix of features."""
+        import numpy as np
+
+        y = np.asarray(values, dtype=float)
+        if len(y) < 3:
+            raise InvalidInput(f"{quantity}: {len(y)} samples are too few for a prediction. Collect more.")
+        if not (np.isfinite(y).all() and (y > 0).all() and np.isfinite(rows).all()):
+            raise InvalidInput(f"{quantity}: a value is not a number above 0, or a feature is not finite.")
+        unknown = [form for form in forms if form not in FORMS]
+        if unknown or not forms:
+            raise InvalidInput(f"forms takes some of {', '.join(FORMS)}, got {tuple(forms)!r}.")
+        usable = _usable(features, tuple(forms))
+        rmspe = math.nan
+        if folds > 1 and len(y) >= 2 * folds:
+            errors = cross_validate(features, rows, y, folds=folds, seed=seed, forms=usable, bends=bends)
+            rmspe = float(np.sqrt(np.mean(errors**2)))
+        form = _choose(features, rows, y, usable, bends)
+        return cls(quantity, features, rows, y, form, extra=extra, rmspe=rmspe, source=source)
+
+    # --- predicting -----------------------------------------------------------------------------------------
+
+    def predict(self, config: Config) -> Prediction:
+        """The quantity of one configuration."""
+        mean, std = self.predict_many([config])
+        return Prediction(float(mean[0]), float(std[0]))
+
+    def predict_many(self, configs: Sequence[Config]) -> tuple[Matrix, Matrix]:
+        """Means and standard deviations of many configurations."""
+        return self.predict_rows(self.features.matrix(configs, self._extra))
+
+    def predict_rows(self, rows: Matrix) -> tuple[Matrix, Matrix]:
+        """As ``predict_many``, from features."""
+        return self._fitted().predict(rows)
+
+    # --- learning -------------------------------------------------------------------------------------------
+
+    def observe(self, config: Config, value: float) -> None:
+        """Learn a measured value; the next prediction takes it into account.
+
+        Raises:
+            InvalidInput: It is not a number above 0.
+        """
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidInput(f"{self.quantity}: {value!r} is not a measured value above 0.")
+        self._pending.append((self.features.row(config, self._extra), float(value)))
+        self._model = None
+
+    @property
+    def samples(self) -> int:
+        """How many values it rests on, those observed included."""
+        return len(self._values) + len(self._pending)
+
+    @property
+    def observed(self) -> int:
+        """How many of them were observed after it was fitted."""
+        return self._online + len(self._pending)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every term, by name; of the linear part alone where it bends."""
+        return self._fitted().weights()
+
+    @property
+    def scatter(self) -> float:
+        """The relative standard deviation of a measurement around the model."""
+        return self._fitted().scatter
+
+    def residuals(self) -> tuple[Matrix, Matrix]:
+        """Of every sample the measured value, and the one predicted without it (leave one out)."""
+        model = self._fitted()
+        return model.values, model.values - model.left_out
+
+    # --- JSON -----------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, for a store."""
+        self._fitted()
+        return {
+            "format": _FORMAT,
+            "quantity": self.quantity,
+            "features": self.features.to_json(),
+            "form": [self.form.terms, self.form.ridge, self.form.bend, self.form.width],
+            "rmspe": None if math.isnan(self.rmspe) else self.rmspe,
+            "source": int(self.source),
+            "online": self._online,
+            "rows": self._rows.tolist(),
+            "values": self._values.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], *, extra: Extra | None = None) -> Predictor:
+        """The predictor of its JSON-able form.
+
+        Args:
+            data: From ``to_json``.
+            extra: The function of the extra features, if it was fitted with any.
+
+        Raises:
+            InvalidInput: It is something else.
+        """
+        import numpy as np
+
+        try:
+            if data["format"] != _FORMAT:
+                raise InvalidInput(
+                    f"The predictor is of format {data['format']}: update Penstock, or profile again."
+                )
+            features = Features.from_json(data["features"])
+            terms, ridge, bend, width = data["form"]
+            values = np.array(data["values"], dtype=float)
+            rows = np.array(data["rows"], dtype=float).reshape(len(values), -1)
+            return cls(
+                str(data["quantity"]),
+                features,
+                rows,
+                values,
+                Form(terms, ridge, bend, width),
+                extra=extra,
+                rmspe=math.nan if data["rmspe"] is None else float(data["rmspe"]),
+                source=Source(data["source"]),
+                online=int(data["online"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise InvalidInput(f"Not a predictor written by to_json(): {error!r}.") from error
+
+    def __repr__(self) -> str:
+        doubt = "not cross-validated" if math.isnan(self.rmspe) else f"RMSPE {100 * self.rmspe:.1f}%"
+        return f"<Predictor of {self.quantity}: {self.form.terms}, {self.samples} samples, {doubt}>"
+
+    def _fitted(self) -> _Model:
+        if self._model is None:
+            import numpy as np
+
+            if self._pending:
+                self._rows = np.vstack([self._rows, [row for row, _ in self._pending]])
+                self._values = np.append(self._values, [value for _, value in self._pending])
+                self._online += len(self._pending)
+                self._pending = []
+            self._model = _Model(self.features, self._rows, self._values, self.form)
+        return self._model
+
+
+def rmspe(predicted: Sequence[float], actual: Sequence[float]) -> float:
+    """The root mean square percentage error, as a fraction (HyperPower section 5)."""
+    if len(predicted) != len(actual) or not len(actual):
+        raise InvalidInput(f"rmspe compares lists of one length, got {len(predicted)} and {len(actual)}.")
+    total = math.fsum(((float(p) - float(a)) / float(a)) ** 2 for p, a in zip(predicted, actual, strict=True))
+    return math.sqrt(total / len(actual))
+
+
+def cross_validate(
+    features: Features,
+    rows: Matrix,
+    values: Matrix,
+    *,
+    folds: int = 10,
+    seed: int = 0,
+    forms: Sequence[str] = FORMS,
+    bends: bool = True,
+) -> Matrix:
+    """The relative error of every sample, predicted by a model that was chosen and fitted without its fold."""
+    import numpy as np
+
+    usable = _usable(features, tuple(forms))
+    order = np.random.default_rng(seed).permutation(len(values))
+    fold_of = np.empty(len(values), dtype=int)
+    fold_of[order] = np.arange(len(values)) % folds
+    errors = np.empty(len(values))
+    for fold in range(folds):
+        out = fold_of == fold
+        form = _choose(features, rows[~out], values[~out], usable, bends)
+        mean, _ = _Model(features, rows[~out], values[~out], form).predict(rows[out])
+        errors[out] = (mean - values[out]) / values[out]
+    return errors
+
+
+# --- inside -------------------------------------------------------------------------------------------------
+
+
+def _usable(features: Features, forms: tuple[str, ...]) -> tuple[str, ...]:
+    """The forms that differ for these features, from the simplest on."""
+    usable = [form for form in FORMS if form in forms]
+    if not features.extra:
+        usable = [form for form in usable if form not in ("extra", "all")] or ["linear"]
+    if len(features.columns) > _MOST_PRODUCTS:
+        usable = [form for form in usable if form not in ("products", "all")] or ["linear"]
+    return tuple(usable)
+
+
+def _choose(features: Features, rows: Matrix, values: Matrix, forms: Sequence[str], bends: bool) -> Form:
+    """The simplest form whose leave-one-out error no richer one undercuts by more than a little."""
+    best: Form | None = None
+    least = math.inf
+    for terms in forms:
+        design = _Design(features, rows, terms)
+        own = min(
+            ((_loo(design, rows, values, Form(terms, ridge)), -ridge) for ridge in _RIDGES),
+            key=lambda p: p[0],
+        )
+        if best is None or own[0] < _PAYS * least:
+            best, least = Form(terms, -own[1]), own[0]
+    assert best is not None
+    if bends and len(values) >= 20 and best.terms != "plain":
+        design = _Design(features, rows, best.terms)
+        for width in _WIDTHS:
+            for bend in _BENDS:
+                bent = Form(best.terms, best.ridge, bend, width)
+                error = _loo(design, rows, values, bent)
+                if error < (_PAYS * least if best.bend == 0.0 else least):
+                    best, least = bent, error
+    return best
+
+
+def _loo(design: _Design, rows: Matrix, values: Matrix, form: Form) -> float:
+    import numpy as np
+
+    model = _Model(design.features, rows, values, form, design)
+    return float(np.sqrt(np.mean((model.left_out / values) ** 2)))
+
+
+class _Design:
+    """The terms of a form, each scaled by the samples to mean 0 and deviation 1 (but in the plain form)."""
+
+    def __init__(self, features: Features, rows: Matrix, terms: str) -> None:
+        import numpy as np
+
+        self.features, self.terms = features, terms
+        self.plain = len(features.columns)
+        raw = self._raw(rows)
+        if terms == "plain":
+            self.shift = np.zeros(raw.shape[1])
+            self.scale = np.maximum(np.abs(raw).max(axis=0, initial=0.0), 1e-12)
+        else:
+            self.shift = raw.mean(axis=0)
+            spread = raw.std(axis=0)
+            self.scale = np.where(spread > 1e-9 * (1.0 + np.abs(self.shift)), spread, np.inf)
+        smooth = rows[:, : self.plain]
+        self.center = smooth.mean(axis=0)
+        spread = smooth.std(axis=0)
+        self.spread = np.where(spread > 0, spread, np.inf)
+
+    def _raw(self, rows: Matrix) -> Matrix:
+        import numpy as np
+
+        z, more = rows[:, : self.plain], rows[:, self.plain :]
+        parts = [z]
+        if self.terms in ("products", "all"):
+            i, j = np.triu_indices(self.plain)
+            parts.append(z[:, i] * z[:, j])
+        if self.terms in ("extra", "all"):
+            parts += [more, np.log(np.maximum(np.abs(more), 1e-12))]
+        return np.hstack(parts)
+
+    def matrix(self, rows: Matrix) -> Matrix:
+        """Terms of rows, the constant last (but in the plain form)."""
+        import numpy as np
+
+        scaled = (self._raw(rows) - self.shift) / self.scale
+        return scaled if self.terms == "plain" else np.hstack([scaled, np.ones((len(rows), 1))])
+
+    def bent(self, rows: Matrix, others: Matrix, width: float) -> Matrix:
+        """How alike the deviations of two sets of rows are: a squared-exponential kernel over the columns."""
+        import numpy as np
+
+        one = (rows[:, : self.plain] - self.center) / self.spread
+        two = (others[:, : self.plain] - self.center) / self.spread
+        squares = (one**2).sum(1)[:, None] + (two**2).sum(1)[None] - 2.0 * one @ two.T
+        return np.exp(-np.maximum(squares, 0.0) / (2.0 * max(self.plain, 1) * width**2))
+
+    def names(self) -> list[str]:
+        """Of the terms."""
+        own, extra = [str(c) for c in self.features.columns], list(self.features.extra)
+        names = list(own)
+        if self.terms in ("products", "all"):
+            names += [f"{own[i]} * {own[j]}" for i in range(len(own)) for j in range(i, len(own))]
+        if self.terms in ("extra", "all"):
+            names += extra + [f"log {name}" for name in extra]
+        return names
+
+
+class _Model:
+    """Weighted ridge regression with a smooth deviation, as one Gaussian process.
+
+    In units of the mean value: prior covariance ``terms' terms / ridge s^2 + bend^2 kernel``, noise ``s y_i``. The
+    ridge is relative to s, so the mean does not depend on s where nothing bends; s then is what leaving one
+    out leaves as relative error. The constant's weight is hardly shrunk.
+    """
+
+    def __init__(
+        self, features: Features, rows: Matrix, values: Matrix, form: Form, design: _Design | None = None
+    ) -> None:
+        import numpy as np
+        from scipy.linalg import cho_factor, cho_solve
+
+        self.form = form
+        self.design = design or _Design(features, rows, form.terms)
+        self.values, self.rows = values, rows
+        self.unit = float(values.mean())
+        terms = self.design.matrix(rows)
+        self.prior = np.full(terms.shape[1], 1.0 / form.ridge)
+        if form.terms != "plain":
+            self.prior[-1] = 1e6
+        y = values / self.unit
+        noise = (
+            0.02  # relative; what a bend is weighed against. The data decide on bends by cross validation.
+        )
+        covariance = (terms * self.prior) @ terms.T * noise**2
+        if form.bend:
+            covariance += form.bend**2 * self.design.bent(rows, rows, form.width)
+        covariance[np.diag_indices_from(covariance)] += (noise * y) ** 2
+        covariance /= noise**2
+        factor = cho_factor(covariance, lower=True, check_finite=False)
+        self.inverse = cho_solve(factor, np.eye(len(y)), check_finite=False)
+        self.alpha = self.inverse @ y
+        self.left_out = self.unit * self.alpha / np.diag(self.inverse)
+        relative = self.left_out / values
+        # A few outliers (a measurement disturbed by another process) should not blow up everybody's doubt.
+        clipped = np.minimum(np.abs(relative), 4.0 * np.median(np.abs(relative)) + 1e-9)
+        self.scatter = max(float(np.sqrt(np.mean(clipped**2))), 1e-6)
+        # Leave-one-out errors hold the weights' doubt already, on average: take it out of the noise.
+        kept = 1.0 / (np.diag(self.inverse) * y**2)  # variance of a left-out error, in units of the noise
+        self.noise = self.scatter / math.sqrt(max(float(np.mean(kept)), 1.0))
+        self.terms = terms
+
+    def predict(self, rows: Matrix) -> tuple[Matrix, Matrix]:
+        import numpy as np
+
+        form = self.form
+        terms = self.design.matrix(rows)
+        cross = (terms * self.prior) @ self.terms.T
+        own = ((terms**2) * self.prior).sum(1)
+        if form.bend:
+            cross += (form.bend / 0.02) ** 2 * self.design.bent(rows, self.rows, form.width)
+            own = own + (form.bend / 0.02) ** 2
+        mean = cross @ self.alpha
+        doubt = np.maximum(own - ((cross @ self.inverse) * cross).sum(1), 0.0)
+        std = self.unit * self.noise * np.sqrt(doubt + mean**2)
+        # Nothing draws less than nothing: far outside the samples a line may.
+        return np.maximum(mean, 0.0) * self.unit, std
+
+    def weights(self) -> dict[str, float]:
+        import numpy as np
+
+        scaled = self.prior * (self.terms.T @ self.alpha)
+        names = self.design.names()
+        raw = self.unit * scaled[: len(names)] / self.design.scale
+        found = {name: float(weight) for name, weight in zip(names, raw, strict=True)}
+        if self.form.terms != "plain":
+            found["constant"] = float(self.unit * scaled[-1] - np.sum(raw * self.design.shift))
+        return found
