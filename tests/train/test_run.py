@@ -441,6 +441,9 @@ def test_the_meter_is_read_once_per_epoch(tmp_path: Path) -> None:
         def epoch_begin(self) -> None:
             self.calls.append("begin")
 
+        def close(self) -> None:
+            pass
+
         def epoch_end(self) -> Measurement | None:
             self.calls.append("end")
             return Measurement(2.0, "J", Source.MEASURED, 0.1)

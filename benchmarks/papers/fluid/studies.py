@@ -12,7 +12,7 @@ import statistics
 import sys
 
 from tuning import ALGORITHMS, run
-from workloads import Curves, data_folder, families, gavel
+from workloads import TASKS, Curves, data_folder, families, gavel
 
 from _bench import save, spread
 from penstock.plan import fifo, fluid
@@ -21,6 +21,7 @@ from penstock.predict import Overhead, fit_sharing
 GOALS = {
     "SyncBOHB": 2.0,
     "Halving": 2.0,
+    "Halving of 81": 2.0,
     "Hyperband in turn": 1.5,
     "Hyperband": 1.5,
     "ASHA": 1.3,
@@ -32,15 +33,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="folder with gavel/ and taskset/; else the variable PENSTOCK_DATA")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--task", default=TASKS[0], choices=TASKS, help="whose learning curves")
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--beta", type=float, default=1.05)
     parser.add_argument("--d", type=int, default=8)
     parser.add_argument("--sigma", type=float, default=0.3, help="how much epochs of different trials differ")
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     arguments = parser.parse_args()
-    curves = Curves(data_folder(arguments.data, "taskset"))
+    curves = Curves(data_folder(arguments.data, "taskset"), arguments.task)
     jobs = families(gavel(data_folder(arguments.data, "gavel")))
     rows = []
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     for devices in arguments.devices:
         for algorithm in arguments.algorithms:
             default = {
@@ -53,14 +57,14 @@ def main() -> None:
                     sigma=arguments.sigma,
                     seed=seed,
                 )
-                for seed in range(arguments.seeds)
+                for seed in seeds
             }
             for family, job in jobs.items():
                 c, alpha = fit_sharing({1: [1.0], 2: [job["alpha"]] * 2})
                 truth = Overhead(alpha, arguments.beta, c, arguments.d, 3.0)
                 planner = fluid(c=c, d=arguments.d, alpha=alpha, beta=arguments.beta, epsilon_s=3.0)
                 gains, reached, worse, utilisation = [], [], [], []
-                for seed in range(arguments.seeds):
+                for seed in seeds:
                     base = default[seed]
                     ours = run(
                         algorithm,
@@ -95,7 +99,9 @@ def main() -> None:
                     f"{row['utilisation']:.2f} (goal {GOALS[algorithm]})",
                     flush=True,
                 )
-    save("fluid_studies", " ".join(["python", *sys.argv[:1], "--data FOLDER"]), {"rows": rows}, ["optuna"])
+    facts = {key: value for key, value in vars(arguments).items() if key != "data"}
+    command = f"python {sys.argv[0]} --data FOLDER"
+    save("fluid_studies", command, {"arguments": facts, "rows": rows}, ["optuna"])
 
 
 if __name__ == "__main__":

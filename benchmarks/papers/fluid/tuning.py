@@ -58,6 +58,7 @@ class InTurn:
 
 ALGORITHMS = {
     "Halving": lambda: (Halving(max_epochs=EPOCHS), Random()),
+    "Halving of 81": lambda: (Halving(max_epochs=EPOCHS, trials=81), Random()),
     "SyncBOHB": lambda: (InTurn(), TPE()),
     "Hyperband in turn": lambda: (InTurn(), Random()),
     "Hyperband": lambda: (Hyperband(max_epochs=EPOCHS), Random()),

@@ -21,6 +21,12 @@ HYPERPARAMETERS = (
 )  # fmt: skip
 
 
+TASKS = tuple(
+    f"FixedTextRNNClassification_imdb_patch128_LSTM128_{name}"
+    for name in ("bs64", "avg_bs64", "embed128_bs64")
+)
+
+
 def data_folder(argument: str | None, name: str) -> Path:
     """The folder of public measurements: ``--data``, or the variable PENSTOCK_DATA."""
     root = argument or os.environ.get("PENSTOCK_DATA")
@@ -50,7 +56,7 @@ def gavel(folder: Path, kind: str = "v100") -> dict[str, dict[str, Any]]:
             continue
         alone = 1 / by_workers[1]
         c, alpha = fit_sharing({1: [alone], 2: [1 / pairs[name]] * 2})
-        # Weak scaling: w workers do `rate` steps of w batches... per second in all, so a sample's time is 1 / rate.
+        # The rate counts the steps of all workers together, so the time per step falls as they share the work.
         d, beta = fit_scaling({w: [1 / rate] for w, rate in by_workers.items()})
         found[name] = {"alpha": alpha, "c": c, "beta": beta, "d": d}
     return found
@@ -70,9 +76,7 @@ def families(jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 class Curves:
     """Learning curves of TaskSet: the validation loss of the nearest measured configuration, epoch by epoch."""
 
-    def __init__(
-        self, folder: Path, task: str = "FixedTextRNNClassification_imdb_patch128_LSTM128_bs64"
-    ) -> None:
+    def __init__(self, folder: Path, task: str = TASKS[0]) -> None:
         import numpy
 
         with lzma.open(folder / f"{task}.json.xz") as file:

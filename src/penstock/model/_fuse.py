@@ -16,7 +16,9 @@ from penstock.core.errors import Unsupported
 from penstock.model._ops import Draws, Members, PerMember
 from penstock.model._stack import Stack
 
-_INTERNAL = frozenset({"_parameters", "_buffers", "_modules", "training"})
+_INTERNAL = frozenset(
+    {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
+)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _PER_MEMBER = {
     **{kind: frozenset({"p"}) for kind in _DROPOUTS},

@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.core import Config, Source
 from penstock.core.errors import InvalidInput
+from penstock.predict._blas import one_thread
 from penstock.predict._features import Extra, Features
 
 if TYPE_CHECKING:
     from penstock.predict._features import Matrix
 
-FORMS = ("plain", "linear", "products", "extra", "all")
-"""From the simplest: Eq. 1-2 as printed; with a constant; with products of features; with the extras (their
-logarithms too); with everything."""
+FORMS = ("plain", "linear", "log", "extra", "log extra", "products", "log products", "all", "log all")
+"""From the simplest: Eq. 1-2 as printed; with a constant; with extra features and their logarithms; with products of
+features; with everything. A log form is one of logarithms throughout: a product of powers of the features."""
 
 _RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _BENDS = (0.003, 0.01, 0.03, 0.1)
 _WIDTHS = (1.0, 2.0, 4.0)
 _PAYS = 0.97  # a richer form must lower the cross-validated error to so much of the simpler one's
 _MOST_PRODUCTS = 24  # columns; beyond, products would outnumber any affordable profile
+_NOISE = 0.02  # relative; what a bend is weighed against, the data decide by cross validation
 _FORMAT = 1
 
 
@@ -183,7 +185,8 @@ class Predictor:
         if folds > 1 and len(y) >= 2 * folds:
             errors = cross_validate(features, rows, y, folds=folds, seed=seed, forms=usable, bends=bends)
             rmspe = float(np.sqrt(np.mean(errors**2)))
-        form = _choose(features, rows, y, usable, bends)
+        with one_thread():
+            form = _choose(features, rows, y, usable, bends)
         return cls(quantity, features, rows, y, form, extra=extra, rmspe=rmspe, source=source)
 
     # --- predicting -----------------------------------------------------------------------------------------
@@ -199,7 +202,8 @@ class Predictor:
 
     def predict_rows(self, rows: Matrix) -> tuple[Matrix, Matrix]:
         """As ``predict_many``, from features."""
-        return self._fitted().predict(rows)
+        with one_thread():
+            return self._fitted().predict(rows)
 
     # --- learning -------------------------------------------------------------------------------------------
 
@@ -307,7 +311,8 @@ class Predictor:
                 self._values = np.append(self._values, [value for _, value in self._pending])
                 self._online += len(self._pending)
                 self._pending = []
-            self._model = _Model(self.features, self._rows, self._values, self.form)
+            with one_thread():
+                self._model = _Model(self.features, self._rows, self._values, self.form)
         return self._model
 
 
@@ -337,11 +342,12 @@ def cross_validate(
     fold_of = np.empty(len(values), dtype=int)
     fold_of[order] = np.arange(len(values)) % folds
     errors = np.empty(len(values))
-    for fold in range(folds):
-        out = fold_of == fold
-        form = _choose(features, rows[~out], values[~out], usable, bends)
-        mean, _ = _Model(features, rows[~out], values[~out], form).predict(rows[out])
-        errors[out] = (mean - values[out]) / values[out]
+    with one_thread():
+        for fold in range(folds):
+            out = fold_of == fold
+            form = _choose(features, rows[~out], values[~out], usable, bends)
+            mean, _ = _Model(features, rows[~out], values[~out], form).predict(rows[out])
+            errors[out] = (mean - values[out]) / values[out]
     return errors
 
 
@@ -352,9 +358,9 @@ def _usable(features: Features, forms: tuple[str, ...]) -> tuple[str, ...]:
     """The forms that differ for these features, from the simplest on."""
     usable = [form for form in FORMS if form in forms]
     if not features.extra:
-        usable = [form for form in usable if form not in ("extra", "all")] or ["linear"]
+        usable = [form for form in usable if not form.endswith(("extra", "all"))] or ["linear"]
     if len(features.columns) > _MOST_PRODUCTS:
-        usable = [form for form in usable if form not in ("products", "all")] or ["linear"]
+        usable = [form for form in usable if not form.endswith(("products", "all"))] or ["linear"]
     return tuple(usable)
 
 
@@ -397,6 +403,8 @@ class _Design:
 
         self.features, self.terms = features, terms
         self.plain = len(features.columns)
+        self.log = terms.startswith("log")
+        self.logged = (rows > 0).all(axis=0) & self.log  # an indicator stays as it is
         raw = self._raw(rows)
         if terms == "plain":
             self.shift = np.zeros(raw.shape[1])
@@ -413,13 +421,17 @@ class _Design:
     def _raw(self, rows: Matrix) -> Matrix:
         import numpy as np
 
+        if self.log:
+            rows = np.where(self.logged, np.log(np.maximum(rows, 1e-12)), rows)
         z, more = rows[:, : self.plain], rows[:, self.plain :]
         parts = [z]
-        if self.terms in ("products", "all"):
+        if self.terms.endswith(("products", "all")):
             i, j = np.triu_indices(self.plain)
             parts.append(z[:, i] * z[:, j])
-        if self.terms in ("extra", "all"):
-            parts += [more, np.log(np.maximum(np.abs(more), 1e-12))]
+        if self.terms.endswith(("extra", "all")):
+            parts.append(more)
+            if not self.log:
+                parts.append(np.log(np.maximum(np.abs(more), 1e-12)))
         return np.hstack(parts)
 
     def matrix(self, rows: Matrix) -> Matrix:
@@ -436,62 +448,69 @@ class _Design:
         one = (rows[:, : self.plain] - self.center) / self.spread
         two = (others[:, : self.plain] - self.center) / self.spread
         squares = (one**2).sum(1)[:, None] + (two**2).sum(1)[None] - 2.0 * one @ two.T
-        return np.exp(-np.maximum(squares, 0.0) / (2.0 * max(self.plain, 1) * width**2))
+        kernel: Matrix = np.exp(-np.maximum(squares, 0.0) / (2.0 * max(self.plain, 1) * width**2))
+        return kernel
 
     def names(self) -> list[str]:
         """Of the terms."""
         own, extra = [str(c) for c in self.features.columns], list(self.features.extra)
+        if self.log:
+            own = [f"log {name}" if logged else name for name, logged in zip(own, self.logged, strict=False)]
+            extra = [f"log {name}" for name in extra]
         names = list(own)
-        if self.terms in ("products", "all"):
+        if self.terms.endswith(("products", "all")):
             names += [f"{own[i]} * {own[j]}" for i in range(len(own)) for j in range(i, len(own))]
-        if self.terms in ("extra", "all"):
-            names += extra + [f"log {name}" for name in extra]
+        if self.terms.endswith(("extra", "all")):
+            names += extra if self.log else extra + [f"log {name}" for name in extra]
         return names
 
 
 class _Model:
-    """Weighted ridge regression with a smooth deviation, as one Gaussian process.
+    """Ridge regression of relative errors with a smooth deviation, as one Gaussian process.
 
-    In units of the mean value: prior covariance ``terms' terms / ridge s^2 + bend^2 kernel``, noise ``s y_i``. The
-    ridge is relative to s, so the mean does not depend on s where nothing bends; s then is what leaving one
-    out leaves as relative error. The constant's weight is hardly shrunk.
+    In units of the mean value (or of logarithms): prior covariance of the weights noise^2 / ridge, of the bend
+    bend^2 kernel, noise proportional to the value. The ridge is relative to the noise, so the mean does not depend
+    on it where nothing bends; the noise then is what leaving one out leaves. The constant is hardly shrunk.
     """
 
     def __init__(
         self, features: Features, rows: Matrix, values: Matrix, form: Form, design: _Design | None = None
     ) -> None:
         import numpy as np
-        from scipy.linalg import cho_factor, cho_solve
+        from scipy.linalg.lapack import dpotrf, dpotri
 
         self.form = form
         self.design = design or _Design(features, rows, form.terms)
         self.values, self.rows = values, rows
-        self.unit = float(values.mean())
-        terms = self.design.matrix(rows)
-        self.prior = np.full(terms.shape[1], 1.0 / form.ridge)
+        self.log = self.design.log
+        self.unit = float(np.exp(np.log(values).mean())) if self.log else float(values.mean())
+        y = np.log(values / self.unit) if self.log else values / self.unit
+        # A relative error of the value is an absolute one of its logarithm.
+        weight = np.ones(len(y)) if self.log else y**2
+        self.terms = self.design.matrix(rows)
+        self.prior = np.full(self.terms.shape[1], 1.0 / form.ridge)
         if form.terms != "plain":
             self.prior[-1] = 1e6
-        y = values / self.unit
-        noise = (
-            0.02  # relative; what a bend is weighed against. The data decide on bends by cross validation.
-        )
-        covariance = (terms * self.prior) @ terms.T * noise**2
+        covariance = (self.terms * self.prior) @ self.terms.T
         if form.bend:
-            covariance += form.bend**2 * self.design.bent(rows, rows, form.width)
-        covariance[np.diag_indices_from(covariance)] += (noise * y) ** 2
-        covariance /= noise**2
-        factor = cho_factor(covariance, lower=True, check_finite=False)
-        self.inverse = cho_solve(factor, np.eye(len(y)), check_finite=False)
+            covariance += (form.bend / _NOISE) ** 2 * self.design.bent(rows, rows, form.width)
+        covariance[np.diag_indices_from(covariance)] += weight
+        factor, info = dpotrf(covariance, lower=1)
+        if info:
+            raise InvalidInput("The samples' features are degenerate: collect samples that differ.")
+        inverse, _ = dpotri(factor, lower=1)
+        self.inverse = np.tril(inverse) + np.tril(inverse, -1).T
         self.alpha = self.inverse @ y
-        self.left_out = self.unit * self.alpha / np.diag(self.inverse)
+        diagonal = np.diag(self.inverse)
+        # Rasmussen & Williams 5.4.2: what leaving one out misses it by.
+        missed = self.alpha / diagonal
+        self.left_out = values * -np.expm1(-missed) if self.log else self.unit * missed
         relative = self.left_out / values
         # A few outliers (a measurement disturbed by another process) should not blow up everybody's doubt.
         clipped = np.minimum(np.abs(relative), 4.0 * np.median(np.abs(relative)) + 1e-9)
         self.scatter = max(float(np.sqrt(np.mean(clipped**2))), 1e-6)
-        # Leave-one-out errors hold the weights' doubt already, on average: take it out of the noise.
-        kept = 1.0 / (np.diag(self.inverse) * y**2)  # variance of a left-out error, in units of the noise
-        self.noise = self.scatter / math.sqrt(max(float(np.mean(kept)), 1.0))
-        self.terms = terms
+        # Errors of leaving one out hold the weights' own doubt: take its average out, ``predict`` puts it in.
+        self.noise = self.scatter / math.sqrt(max(float(np.mean(1.0 / (diagonal * weight))), 1.0))
 
     def predict(self, rows: Matrix) -> tuple[Matrix, Matrix]:
         import numpy as np
@@ -501,21 +520,25 @@ class _Model:
         cross = (terms * self.prior) @ self.terms.T
         own = ((terms**2) * self.prior).sum(1)
         if form.bend:
-            cross += (form.bend / 0.02) ** 2 * self.design.bent(rows, self.rows, form.width)
-            own = own + (form.bend / 0.02) ** 2
+            cross += (form.bend / _NOISE) ** 2 * self.design.bent(rows, self.rows, form.width)
+            own = own + (form.bend / _NOISE) ** 2
         mean = cross @ self.alpha
         doubt = np.maximum(own - ((cross @ self.inverse) * cross).sum(1), 0.0)
-        std = self.unit * self.noise * np.sqrt(doubt + mean**2)
+        if self.log:
+            value = self.unit * np.exp(np.minimum(mean, 50.0))
+            return value, value * self.noise * np.sqrt(doubt + 1.0)
         # Nothing draws less than nothing: far outside the samples a line may.
-        return np.maximum(mean, 0.0) * self.unit, std
+        return np.maximum(mean, 0.0) * self.unit, self.unit * self.noise * np.sqrt(doubt + mean**2)
 
     def weights(self) -> dict[str, float]:
         import numpy as np
 
         scaled = self.prior * (self.terms.T @ self.alpha)
         names = self.design.names()
-        raw = self.unit * scaled[: len(names)] / self.design.scale
+        unit = 1.0 if self.log else self.unit
+        raw = unit * scaled[: len(names)] / self.design.scale
         found = {name: float(weight) for name, weight in zip(names, raw, strict=True)}
         if self.form.terms != "plain":
-            found["constant"] = float(self.unit * scaled[-1] - np.sum(raw * self.design.shift))
+            start = math.log(self.unit) if self.log else 0.0
+            found["constant"] = start + float(unit * scaled[-1] - np.sum(raw * self.design.shift))
         return found

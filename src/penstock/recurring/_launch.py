@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core import Measurement, Source
-from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput, PenstockError, SensorError
 from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor
 from penstock.recurring._history import Decision, JobSpec, Result
 from penstock.train._checkpoint import MemoryCheckpoints, Report
@@ -124,6 +125,14 @@ class Gauge:
             if limit_w is not None:
                 self._set(limit_w)
         return energy
+
+    def close(self) -> None:
+        """The run is over: what was spent since its last whole epoch counts too, though not as an epoch."""
+        window, self._window = self._window, None
+        if window is not None:
+            with contextlib.suppress(SensorError):
+                self.energy_j += window.end().energy.joules
+                self.time_s += window.time_s
 
     def _set(self, limit_w: float) -> None:
         if self._guard is not None:

@@ -49,7 +49,9 @@ def read_journal(store: str | Path, name: str | None = None) -> Journal:
 def row(record: TrialRecord) -> dict[str, Any]:
     """A trial as one flat row."""
     energy = record.energy
-    metrics = {name if name not in record.config else f"metric.{name}": v for name, v in record.metrics.items()}
+    metrics = {
+        name if name not in record.config else f"metric.{name}": v for name, v in record.metrics.items()
+    }
     return {
         "trial": record.id,
         "status": record.status.value,
@@ -68,5 +70,10 @@ def summarize(name: str | None, goal: Goal, state: StudyState) -> dict[str, Any]
     best = next(iter(ranked(goal, state.trials.values())), None)
     found: dict[str, Any] | None = None
     if best is not None:
-        found = {"trial": best.id, "epochs": best.epoch, "config": dict(best.config), "metrics": metrics_of(best)}
+        found = {
+            "trial": best.id,
+            "epochs": best.epoch,
+            "config": dict(best.config),
+            "metrics": metrics_of(best),
+        }
     return {"name": name, "goal": str(goal), **summary(state), "best": found}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, final
 
 from penstock.core import Dropped, Ended, Event, Reported, SessionClosed, StudyState, TrialStatus, to_record
 from penstock.core.errors import InvalidInput
-from penstock.goal import Goal
+from penstock.goal import Goal, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, short
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class LineView(View):
         """A line for ends and new bests."""
         if isinstance(event, Reported):
             if self._best.improves(event):
-                self.say(f"trial {event.trial} epoch {event.epoch}: {metrics_text(event.metrics)} (best so far)")
+                self.say(
+                    f"trial {event.trial} epoch {event.epoch}: {metrics_text(event.metrics)} (best so far)"
+                )
         elif isinstance(event, Ended):
             verb = "will be retried" if event.retry else event.status.value
             why = f": {event.reason}" if event.reason else ""
@@ -144,9 +146,8 @@ class LiveView(View):
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        self._best = _Best()
         self._name = ""
-        self._goal = ""
+        self._goal: Goal | None = None
         self._slots = 0
         self._said = ""
         self._next_s = 0.0
@@ -160,8 +161,7 @@ class LiveView(View):
         from rich.console import Console
         from rich.live import Live
 
-        self._best = _Best(goal, state)
-        self._name, self._goal, self._slots = name, str(goal), slots
+        self._name, self._goal, self._slots = name, goal, slots
         self._started_s = time.monotonic()
         self._segments = self._before = sum(not record.unfinished for record in state.trials.values())
         console = Console(stderr=True)
@@ -169,10 +169,8 @@ class LiveView(View):
         self._live.start()
 
     def on(self, event: Event, state: StudyState) -> None:
-        """Keep track of the best and of what is over."""
-        if isinstance(event, Reported):
-            self._best.improves(event)
-        elif isinstance(event, Ended) and not event.retry and not event.kept:
+        """Keep track of what is over."""
+        if isinstance(event, Ended) and not event.retry and not event.kept:
             self._segments += 1
 
     def tick(self, state: StudyState, expected: Callable[[], int | None], busy: int) -> None:
@@ -202,10 +200,10 @@ class LiveView(View):
 
         counts = state.counts
         table = Table.grid(padding=(0, 2))
-        table.add_row("[bold]study[/]", f"{escape(self._name)}: {escape(self._goal)}")
+        table.add_row("[bold]study[/]", f"{escape(self._name)}: {escape(str(self._goal))}")
         table.add_row("trials", counts_text(state.counts))
         table.add_row("slots", f"{min(counts.running, self._slots)} of {self._slots} busy")
-        table.add_row("best", escape(self._best.text(state)))
+        table.add_row("best", escape(_best_text(self._goal, state)))
         energy = "" if state.energy is None else f", {state.energy}"
         elapsed_s = time.monotonic() - self._started_s
         table.add_row("time", f"{duration_text(elapsed_s)}{self._eta(expected, elapsed_s)}{energy}")
@@ -265,12 +263,14 @@ class _Best:
         self._value, self._report = values[0], report
         return True
 
-    def text(self, state: StudyState) -> str:
-        if self._report is None:
-            return "none yet"
-        config = state.trials[self._report.trial].config
-        settings = ", ".join(f"{name}={short(value)}" for name, value in config.items())
-        return f"{metrics_text(self._report.metrics)} (trial {self._report.trial}: {settings})"
+
+def _best_text(goal: Goal | None, state: StudyState) -> str:
+    """The best trial by its latest report, as ``Study.best`` has it."""
+    best = None if goal is None else next(iter(ranked(goal, state.trials.values())), None)
+    if best is None:
+        return "none yet"
+    settings = ", ".join(f"{name}={short(value)}" for name, value in best.config.items())
+    return f"{metrics_text(best.metrics)} (trial {best.id}: {settings})"
 
 
 def open_view(view: str | View | None, jsonl: str | Path | None = None) -> View:

@@ -133,7 +133,9 @@ class Study:
         _check_energy(self.budget, self.meter, price_per_kwh)
         self._files = None if files is None else Path(files)
         if store is True:
-            raise InvalidInput("store takes a path, a URL, None (penstock.db) or False (keep nothing), not True.")
+            raise InvalidInput(
+                "store takes a path, a URL, None (penstock.db) or False (keep nothing), not True."
+            )
         self._target: str | Path | None
         self._target = None if store is False else (DEFAULT_STORE if store is None else store)
         if name is not None and (not isinstance(name, str) or not name.strip()):
@@ -263,7 +265,9 @@ class Study:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"Can't make the folder {str(folder)!r} for checkpoints: {error.strerror}.") from error
+            raise InvalidInput(
+                f"Can't make the folder {str(folder)!r} for checkpoints: {error.strerror}."
+            ) from error
         return folder
 
     def _create(self, store: Store) -> StudyEntry:
@@ -340,7 +344,9 @@ class Study:
     @property
     def store_url(self) -> str | None:
         """What opens the study's store again; None if nothing is kept."""
-        return None if self._target is None else (str(self._target) if self._store is None else self._store.url)
+        if self._target is None or "://" not in str(self._target):
+            return None if self._target is None else str(self._target)
+        return None if self._store is None else self._store.url  # a URL without its password
 
     def keep_nothing(self) -> None:
         """Run without a store: for simulations of a study that would otherwise be kept."""
@@ -410,7 +416,9 @@ class Study:
         except ImportError as error:
             from penstock.core.errors import MissingDependency
 
-            raise MissingDependency('to_dataframe needs pandas: pip install "penstock[dataframe]".') from error
+            raise MissingDependency(
+                'to_dataframe needs pandas: pip install "penstock[dataframe]".'
+            ) from error
         return pandas.DataFrame([row(record) for record in self.trials])
 
     def summary(self) -> dict[str, Any]:
@@ -422,7 +430,9 @@ class Study:
 
     def __repr__(self) -> str:
         counts = self.state.counts
-        return f"<Study {self.name or 'not run yet'}: {self.goal}, {counts.ended} of {counts.total} trials over>"
+        return (
+            f"<Study {self.name or 'not run yet'}: {self.goal}, {counts.ended} of {counts.total} trials over>"
+        )
 
 
 @final
@@ -560,7 +570,9 @@ class _Session:
             time_s=time_s,
             energy_wh=None if energy is None else energy.wh,
             co2_g=None if energy is None else co2(energy, study._grid).value,
-            cost=None if energy is None or study.price_per_kwh is None else money(energy, study.price_per_kwh).value,
+            cost=None
+            if energy is None or study.price_per_kwh is None
+            else money(energy, study.price_per_kwh).value,
         )
 
     def _check_leave(self) -> None:
@@ -626,14 +638,18 @@ def _check_energy(budget: Budget, meter: bool, price_per_kwh: float | None) -> N
     if budget.needs_energy and not meter:
         raise InvalidInput("A budget in Wh, CO2e or money needs the meter: drop meter=False, or the budget.")
     if budget.cost is not None and price_per_kwh is None:
-        raise InvalidInput(f"Budget cost={budget.cost:g} needs the price of electricity: give price_per_kwh=.")
+        raise InvalidInput(
+            f"Budget cost={budget.cost:g} needs the price of electricity: give price_per_kwh=."
+        )
 
 
 def _check_type(name: str, value: Any, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if isinstance(value, type) and issubclass(value, kind):
-        raise InvalidInput(f"{name} takes an object, got the class {value.__name__}: write {value.__name__}(...).")
+        raise InvalidInput(
+            f"{name} takes an object, got the class {value.__name__}: write {value.__name__}(...)."
+        )
     if not isinstance(value, kind):
         raise InvalidInput(f"{name} takes a {kind.__name__}, got {value!r}.")
     return value
@@ -667,5 +683,3 @@ def _compose(scheduler: Any, sampler: Any, budget: Budget) -> tuple[Scheduler, S
         )
     # Of its own: an object given to two studies is started by neither of them.
     return copy.copy(scheduler), copy.copy(sampler)
-
-

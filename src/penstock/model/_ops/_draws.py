@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+
+
+class Wanted(NamedTuple):
+    """One set of dropout masks: a member's shape and strides, the members' rates, type and device."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    rates: tuple[float, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 @final
@@ -25,7 +36,7 @@ class Draws:
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.generators = list(generators)
         self.opaque = False
-        self.wanted: list[tuple[tuple[int, ...], tuple[float, ...], torch.dtype]] = []
+        self.wanted: list[Wanted] = []
         self._given: Iterator[Tensor] | None = None
         self._recording = False
 
@@ -34,27 +45,43 @@ class Draws:
         """Members."""
         return len(self.generators)
 
-    def noise(self, shape: Sequence[int], p: Sequence[float], like: Tensor) -> Tensor:
-        """What a dropout of rate ``p[i]`` multiplies member ``i``'s activations of ``shape`` with."""
+    def noise(self, like: Tensor, p: Sequence[float], *, shape: Sequence[int] | None = None) -> Tensor:
+        """What a dropout of rate ``p[i]`` multiplies member ``i``'s activations with.
+
+        Args:
+            like: The stacked activations, members first.
+            p: The members' rates.
+            shape: A member's shape of the noise, where it is not that of its activations.
+        """
         if self._given is not None:
             return next(self._given)
+        sizes = tuple(like.shape[1:] if shape is None else shape)
+        strides = _strides(sizes) if shape is not None else _alone(like)
+        wanted = Wanted(sizes, strides, tuple(p), like.dtype, like.device)
         if self._recording:
-            self.wanted.append((tuple(shape), tuple(p), like.dtype))
-        return self.draw(shape, p, like.dtype, like.device)
+            self.wanted.append(wanted)
+        return self.draw(wanted)
 
-    def draw(
-        self, shape: Sequence[int], p: Sequence[float], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+    def draw(self, wanted: Wanted) -> Tensor:
         """Masks over the probability to be kept."""
-        noise = torch.empty((self.count, *shape), dtype=dtype, device=device)
+        shape, strides = wanted.shape, wanted.strides
+        size = math.prod(shape)
+        rows = torch.empty((self.count, size), dtype=wanted.dtype, device=wanted.device)
+        noise = rows.as_strided((self.count, *shape), (size, *strides))
         with torch.no_grad():
-            for row, rate, generator in zip(noise.unbind(0), p, self.generators, strict=True):
+            for row, rate, generator in zip(noise.unbind(0), wanted.rates, self.generators, strict=True):
                 if rate <= 0.0:
                     row.fill_(1.0)  # torch draws nothing for a rate of 0 or 1
                 elif rate >= 1.0:
                     row.zero_()
                 else:
-                    row.bernoulli_(1.0 - rate, generator=generator).div_(1.0 - rate)
+                    row.bernoulli_(1.0 - rate, generator=generator)
+            rates = set(wanted.rates)
+            if len(rates) == 1 and 0.0 < wanted.rates[0] < 1.0:
+                rows.div_(1.0 - wanted.rates[0])
+            elif len(rates) > 1:
+                kept = [1.0 if rate >= 1.0 else 1.0 - rate for rate in wanted.rates]
+                rows.div_(torch.tensor(kept, dtype=wanted.dtype, device=wanted.device).unsqueeze(1))
         return noise
 
     @contextmanager
@@ -88,3 +115,23 @@ class Draws:
             yield
         finally:
             self._given = None
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(1, size))
+    return tuple(reversed(strides)) if shape else ()
+
+
+def _alone(like: Tensor) -> tuple[int, ...]:
+    """The strides a member's activations have when it is alone: masks are drawn in the order of memory.
+
+    Members side by side in the channels of a convolution lie channels last; alone they lie as torch made them.
+    """
+    shape = tuple(like.shape[1:])
+    plain = _strides(shape)
+    if len(shape) in (4, 5) and like.stride(2) == 1:
+        return plain
+    own = like.select(0, 0)
+    return plain if own.is_contiguous() else torch.empty_like(own).stride()

@@ -22,7 +22,7 @@ def dropped(members: Members, x: Tensor, p: float) -> Tensor:
     own = rates(members, p)
     if max(own) <= 0.0:
         return x
-    return x * members.draws.noise(x.shape[1:], own, x)
+    return x * members.draws.noise(x, own)
 
 
 @rule(F.dropout)
@@ -47,7 +47,7 @@ def _feature_dropout(rank: int) -> Callable[..., Any]:
         own = rates(members, p)
         if max(own) <= 0.0:
             return input
-        noise = members.draws.noise((*input.shape[:2], *(1,) * rank), own, x)
+        noise = members.draws.noise(x, own, shape=(*input.shape[:2], *(1,) * rank))
         if at is None:
             return members.wrap(x * noise)
         return members.wrap(stacked * noise.movedim(0, at), at)
