@@ -50,7 +50,7 @@ PUBLIC = {
     "__version__",
     *("ASHA", "Budget", "Choice", "Command", "Data", "Device", "EnergyLoader", "EtaCost", "Float", "Full", "Grid"),
     *("Halving", "Hyperband", "Int", "LeastEnergy", "LeastEnergyWithin", "LeastTime", "Local", "Measurement"),
-    *("MedianStop", "Meter", "OptunaSampler", "PBT", "Plateau", "PowerLimiter", "Random", "Run", "Simulated"),
+    *("MedianStop", "Meter", "OptunaSampler", "PBT", "Plateau", "PowerLimiter", "Random", "Run", "SM2", "Simulated"),
     *("Source", "Space", "Study", "TPE", "Task", "TrialStatus", "Walk", "WarmStart", "equals", "errors"),
     *("find_lr", "greater", "less", "one_of"),
 }

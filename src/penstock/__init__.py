@@ -35,14 +35,14 @@ _HOMES = {
     "penstock.energy": ("EtaCost", "LeastEnergy", "LeastEnergyWithin", "LeastTime", "Meter", "PowerLimiter"),
     "penstock.goal": ("Budget",),
     "penstock.sample": ("Grid", "OptunaSampler", "Random", "TPE", "Walk", "WarmStart"),
-    "penstock.schedule": ("ASHA", "Full", "Halving", "Hyperband", "MedianStop", "PBT", "Plateau"),
+    "penstock.schedule": ("ASHA", "Full", "Halving", "Hyperband", "MedianStop", "PBT", "Plateau", "SM2"),
     "penstock.train": ("Command", "Data", "EnergyLoader", "Run", "Task", "find_lr"),
     "penstock.execute": ("Local", "Simulated"),
     "penstock.study": ("Study",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604, RUF022
+__all__ = [
     "__version__",
     *sorted(_HOME_OF),
 ]
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.execute import Local, Simulated
     from penstock.goal import Budget
     from penstock.sample import TPE, Grid, OptunaSampler, Random, Walk, WarmStart
-    from penstock.schedule import ASHA, PBT, Full, Halving, Hyperband, MedianStop, Plateau
+    from penstock.schedule import ASHA, PBT, SM2, Full, Halving, Hyperband, MedianStop, Plateau
     from penstock.space import Choice, Float, Int, Space, equals, greater, less, one_of
     from penstock.study import Study
     from penstock.train import Command, Data, EnergyLoader, Run, Task, find_lr

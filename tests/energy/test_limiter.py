@@ -200,7 +200,8 @@ def train(stub, library, *argv):
 
 def wait_for_limit(stub, limit_w, seconds=20.0):
     deadline = time.monotonic() + seconds
-    while stub.limit_w() != limit_w and time.monotonic() < deadline:
+    every = range(stub.state.count)
+    while any(stub.limit_w(index) != limit_w for index in every) and time.monotonic() < deadline:
         time.sleep(0.02)
     return stub.limit_w()
 

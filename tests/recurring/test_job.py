@@ -170,7 +170,7 @@ def test_on_a_cpu_without_limits_the_first_run_sets_the_unit():
 def test_runs_too_short_to_try_all_limits_go_on_where_they_were_left(policy):
     trainer = Trainer()
     job = trainer.job(batch_sizes=[128], default=128, target=("accuracy", 0.1), policy=policy)
-    for _ in range(6):
+    for _ in range(10):
         assert job.run().epochs < 7
     load, model = V100_LOADS["shufflenet-adadelta", 128], trainer.gpu.model
     limits = [100.0, 125.0, 150.0, 175.0, 200.0, 225.0, 250.0]

@@ -68,6 +68,10 @@ def table(
     return list(pool.map(one, [(w, POLICIES, seeds, in_flight) for w in workloads]))
 
 
+def sweep(workload: Workload) -> list[dict[str, float]]:
+    return eta_sweep(workload, "ours", seeds=1)
+
+
 def report(title: str, rows: Sequence[dict[str, Any]], *, each: bool = True) -> dict[str, Any]:
     print(f"\n{title}")
     ratios, worse_than_default = [], 0
@@ -219,8 +223,8 @@ def main() -> None:
                 **report(f"{gpu}, 8 recurrences in flight", eight),
             }
             print("  advantage over zeus kept:", ", ".join(f"{k:.2f}" for k in kept))
-            sweep = {w.name: eta_sweep(w, "ours", seeds=2) for w in workloads}
-            results[f"{gpu}, eta sweep"] = sweep
+            sweeps = pool.map(sweep, workloads)
+            results[f"{gpu}, eta sweep"] = {w.name: s for w, s in zip(workloads, sweeps, strict=True)}
             moved = [
                 replace(on_gpu(w, random_gpu(random.Random(7000 + g)), g), name=f"{w.name}/gpu{g}")
                 for g in range(few)

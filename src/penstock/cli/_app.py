@@ -80,9 +80,10 @@ def report(
 
     journal = read_journal(store, study)
     if as_json:
-        print(json.dumps(summarize(journal.entry.name, journal.goal, journal.state) | {"problem": journal.problem}))
+        told = summarize(journal.entry.name, journal.goal, journal.state, journal.entry.spec)
+        print(json.dumps(told | {"problem": journal.problem}))
     else:
-        print(summary_text(journal.entry.name, journal.goal, journal.state, top=top))
+        print(summary_text(journal.entry.name, journal.goal, journal.state, top=top, spec=journal.entry.spec))
     if journal.problem:
         raise StoreCorrupt(f"{journal.problem} What stands above is everything before it.")
 

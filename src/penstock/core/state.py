@@ -72,6 +72,14 @@ class TrialRecord:
         """The latest report's metrics; empty before the first."""
         return self.reports[-1].metrics if self.reports else {}
 
+    def __str__(self) -> str:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        config = ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.config.items()
+        )
+        return f"trial {self.id} ({self.status.value}, {self.epoch} epochs): {metrics or 'no report'}; {config}"
+
 
 @dataclass(slots=True)
 class Counts:

@@ -13,7 +13,7 @@ from penstock.energy._discover import (
 )
 from penstock.energy._estimate import EstimateSensor
 from penstock.energy._guard import LimitGuard
-from penstock.energy._hook import EpochMeter, LimitOptions, make_meter
+from penstock.energy._hook import PROBLEMS, EpochMeter, LimitedMeters, LimitOptions, PowerLimits, make_meter
 from penstock.energy._limiter import FileCache, LimitReport, PowerLimiter, savings, would_have_taken
 from penstock.energy._meter import Meter, Window
 from penstock.energy._nvml import NvmlSensor
@@ -27,6 +27,8 @@ from penstock.energy._power_limit import (
     limits_between,
 )
 from penstock.energy._profile import (
+    PARTS,
+    PROFILES,
     EtaCost,
     LeastEnergy,
     LeastEnergyWithin,
@@ -44,6 +46,9 @@ from penstock.energy._shared import SharedSensor
 from penstock.energy._simulated import V100, V100_LOADS, GpuModel, Load, SimulatedGpu
 
 __all__ = [
+    "PARTS",
+    "PROBLEMS",
+    "PROFILES",
     "V100",
     "V100_LOADS",
     "Applied",
@@ -65,12 +70,14 @@ __all__ = [
     "LimitProfile",
     "LimitReport",
     "LimitRule",
+    "LimitedMeters",
     "Load",
     "Meter",
     "NvmlSensor",
     "Part",
     "PowerLimitOptimizer",
     "PowerLimiter",
+    "PowerLimits",
     "PowerProfile",
     "ProfileCache",
     "Profiling",

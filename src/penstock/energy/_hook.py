@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from penstock.core import Measurement
-from penstock.core.errors import PenstockError, SensorError
+from penstock.core.errors import InvalidInput, PenstockError, SensorError
 from penstock.energy._discover import sensors_for
 from penstock.energy._estimate import cores_allowed
 from penstock.energy._limiter import FileCache, PowerLimiter
@@ -33,12 +35,13 @@ class EpochMeter:
             iterations; started by whoever made it, stopped by ``close``.
     """
 
-    __slots__ = ("_fraction", "_limiter", "_meter", "_shared", "_warned", "_window", "last")
+    __slots__ = ("_fraction", "_iterated", "_limiter", "_meter", "_shared", "_warned", "_window", "last")
 
     def __init__(self, meter: Meter, *, fraction: float = 1.0, limiter: PowerLimiter | None = None) -> None:
         self._meter = meter
         self._fraction = fraction
         self._limiter = limiter
+        self._iterated = False
         self._shared = [sensor for sensor in meter.sensors if isinstance(sensor, SharedSensor)]
         self._window: Window | None = None
         self._warned = False
@@ -53,11 +56,18 @@ class EpochMeter:
                 continue  # the window says why
         self._window = self._meter.window("epoch")
         if self._limiter is not None:
+            self._iterated = False
             self._limiter.epoch_begin()
+
+    @property
+    def on_iteration(self) -> Callable[[float], None] | None:
+        """What to call after each iteration with the number of its samples; None: nobody wants to know."""
+        return None if self._limiter is None else self.iteration
 
     def iteration(self, samples: float = 1.0) -> None:
         """An iteration of the epoch is over."""
         if self._limiter is not None:
+            self._iterated = True
             self._limiter.iteration(samples)
 
     def epoch_end(self) -> Measurement | None:
@@ -66,6 +76,8 @@ class EpochMeter:
         if window is None:
             return None
         if self._limiter is not None:
+            if not self._iterated:
+                self._limiter.iteration()  # a training that tells of epochs alone: each is one iteration
             self._limiter.epoch_end()
         self.last = window.end()
         try:
@@ -88,6 +100,34 @@ class EpochMeter:
 _meters: dict[tuple[object, ...], Meter] = {}
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class PowerLimits:
+    """How a study finds and sets its GPUs' power limits; ``Study(power_limits=rule)`` is short for this.
+
+    Attributes:
+        rule: Which limit is best.
+        observe: Profile, but keep the highest limit, and say what would have been saved.
+        slice_s: How long each limit is profiled.
+        step_w: Between the limits that are tried.
+    """
+
+    rule: LimitRule
+    observe: bool = False
+    slice_s: float = 5.0
+    step_w: float = 25.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, LimitRule):
+            raise InvalidInput(
+                f"power_limits takes a rule, such as EtaCost(0.5) or LeastEnergy(), got {self.rule!r}."
+            )
+        if not self.slice_s > 0 or not self.step_w > 0:
+            raise InvalidInput(
+                f"slice_s and step_w must be positive, got {self.slice_s!r} and {self.step_w!r}."
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
     """How a run's power limit is found.
@@ -98,6 +138,7 @@ class LimitOptions:
         profiles: File that keeps the profiles, shared by the study's workers.
         observe: Only say what would be saved.
         slice_s: How long each limit is profiled.
+        step_w: Between the limits that are tried.
     """
 
     rule: LimitRule
@@ -105,6 +146,45 @@ class LimitOptions:
     profiles: Path
     observe: bool = False
     slice_s: float = 5.0
+    step_w: float = 25.0
+
+
+PROBLEMS = "power-problem/"
+"""Under keys that begin so, workers leave word in the file of profiles why a limit is not set."""
+
+_told: set[str] = set()
+
+
+def _problem(limits: LimitOptions, text: str) -> None:
+    """Leave word for the study, once per process."""
+    if text not in _told:
+        _told.add(text)
+        try:
+            FileCache(limits.profiles).put(f"{PROBLEMS}{text}", text)
+        except OSError:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LimitedMeters:
+    """Makes the meters of trials whose GPUs get a power limit. Can be pickled.
+
+    Attributes:
+        limits: How.
+    """
+
+    limits: LimitOptions
+
+    def __call__(self, devices: tuple[str, ...]) -> EpochMeter | None:
+        """For a trial of which nothing but its devices is known."""
+        return self.for_trial(devices, {})
+
+    def for_trial(self, devices: tuple[str, ...], config: Mapping[str, Any]) -> EpochMeter | None:
+        """For a trial of this configuration; its ``batch_size`` is part of the profile's key."""
+        size = config.get("batch_size", 0)
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        return make_meter(devices, limits=self.limits, batch_size=size if whole else 0)
 
 
 def make_meter(
@@ -142,17 +222,45 @@ def make_meter(
             warnings.warn(f"Energy is not measured: {error}", RuntimeWarning, stacklevel=2)
             return None
         _meters[key] = meter
-    gpus = [s for s in meter.sensors if s.kind is DeviceKind.GPU and s.power_limit_range_w is not None]
-    if limits is None or not gpus:
+    if limits is None:
         return EpochMeter(meter, fraction=fraction)
-    limiter = PowerLimiter(
-        gpus,
-        rule=limits.rule,
-        task=limits.task,
-        batch_size=batch_size,
-        cache=FileCache(limits.profiles),
-        observe=limits.observe,
-        slice_s=limits.slice_s,
-    )
-    limiter.start()
-    return EpochMeter(meter, fraction=fraction, limiter=limiter)
+    return EpochMeter(meter, fraction=fraction, limiter=_limiter(meter, limits, batch_size))
+
+
+def _limiter(meter: Meter, limits: LimitOptions, batch_size: int) -> PowerLimiter | None:
+    """The started limiter of a run, or None with word left why there is none: a run never fails for it."""
+    gpus = [sensor for sensor in meter.sensors if sensor.kind is DeviceKind.GPU]
+    if not gpus:
+        return None  # the study knows that it runs on CPUs
+    try:
+        without = [sensor for sensor in gpus if sensor.power_limit_range_w is None]
+        if without:
+            _problem(limits, f"{without[0].name} ({without[0].id}) has no power limit to set.")
+            return None
+        limiter = PowerLimiter(
+            gpus,
+            rule=limits.rule,
+            task=limits.task,
+            batch_size=batch_size,
+            cache=FileCache(limits.profiles),
+            observe=limits.observe,
+            slice_s=limits.slice_s,
+            settle_s=min(0.5, limits.slice_s / 10),
+            step_w=limits.step_w,
+            exact_epochs=False,
+            sync=_synchronize,
+            tell=lambda text: _problem(limits, text),
+        )
+        limiter.start()
+    except (PenstockError, OSError) as error:
+        _problem(limits, f"The power limit stays as it is: {error}")
+        return None
+    return limiter
+
+
+def _synchronize() -> None:
+    """Wait for the GPU, so that a slice's end is the end of its work. Never loads torch."""
+    torch = sys.modules.get("torch")
+    cuda = None if torch is None else getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        cuda.synchronize()

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,15 @@ from penstock.core import Measurement, Source
 from penstock.core.errors import InvalidInput, NotPermitted, PenstockError, SensorError, Unsupported
 from penstock.energy._guard import LimitGuard
 from penstock.energy._power_limit import PowerLimitOptimizer, limits_between
-from penstock.energy._profile import EtaCost, LimitProfile, LimitRule, PowerProfile, ProfileCache, profile_key
+from penstock.energy._profile import (
+    EtaCost,
+    LimitProfile,
+    LimitRule,
+    PowerProfile,
+    ProfileCache,
+    part_key,
+    profile_key,
+)
 from penstock.energy._sensor import Sensor
 
 log = logging.getLogger("penstock.energy")
@@ -39,13 +47,18 @@ class FileCache:
 
     def put(self, key: str, value: Any) -> None:
         """Keep a value."""
+        self._write(lambda values: {**values, key: value})
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        """Keep these, and nothing else."""
+        self._write(lambda _: dict(values))
+
+    def _write(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path.with_name(f"{self._path.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            values = self._read()
-            values[key] = value
             beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            beside.write_text(json.dumps(values))
+            beside.write_text(json.dumps(change(self._read())))
             beside.replace(self._path)
 
     def items(self) -> list[tuple[str, Any]]:
@@ -120,6 +133,8 @@ class PowerLimiter:
         slice_s: See ``PowerLimitOptimizer``, as ``warmup_s`` and ``settle_s``.
         world_size: GPUs of the job; ``len(sensors)`` if None.
         now: Seconds.
+        exact_epochs: ``epoch_end`` is called right after the last iteration. If not, what lies between (an
+            evaluation, a checkpoint) is kept out of the slices by reading the energy ten times per slice.
         sync: Waits until the GPUs have done what was asked of them, called before an energy is read.
         tell: Gets sentences for the user, each once; the log if None.
     """
@@ -138,6 +153,7 @@ class PowerLimiter:
         warmup_s: float | None = None,
         settle_s: float = 0.5,
         world_size: int | None = None,
+        exact_epochs: bool = True,
         now: Callable[[], float] = time.monotonic,
         sync: Callable[[], None] | None = None,
         tell: Callable[[str], None] | None = None,
@@ -155,6 +171,7 @@ class PowerLimiter:
         if self._world_size < len(sensors):
             raise InvalidInput(f"world_size {self._world_size} is less than the {len(sensors)} GPUs here.")
         self._key = profile_key(sensors[0].name, task, batch_size, self._world_size)
+        self._exact = exact_epochs
         self._cache = cache
         self._observe = observe
         self._step_w = step_w
@@ -165,6 +182,7 @@ class PowerLimiter:
         self._guard = LimitGuard(sensors)
         self._machine: PowerLimitOptimizer | None = None
         self._known: PowerProfile | None = None
+        self._begun = 0  # limits that an earlier training has profiled
         self._reason = ""
         self._saved = False
 
@@ -181,7 +199,7 @@ class PowerLimiter:
 
     def start(self) -> None:
         """Take the limits over, if that is possible. Nothing changes before."""
-        self._known = self._load()
+        self._known = self._load(self._key)
         try:
             self._guard.hold()
             ranges = [sensor.power_limit_range_w for sensor in self._sensors]
@@ -191,6 +209,7 @@ class PowerLimiter:
             self._give_up(f"The power limit stays as it is: {error}")
             return
         slice_s, warmup_s, settle_s = self._slices
+        begun = self._load(part_key(self._key)) if self._known is None else None
         self._machine = PowerLimitOptimizer(
             limits_between(low_w, high_w, self._step_w),
             self._rule,
@@ -202,11 +221,15 @@ class PowerLimiter:
             settle_s=settle_s,
             observe=self._observe,
             known=self._known,
+            seen=() if begun is None else begun.limits,
+            piece_s=None if self._exact else slice_s / 10,
         )
+        self._begun = len(self._machine.seen)
 
     def stop(self) -> None:
-        """Restore the limits. Idempotent."""
+        """Restore the limits; keep what was profiled of them for the next training. Idempotent."""
         self._guard.restore()
+        self._keep_part()
 
     # -- progress
 
@@ -236,7 +259,7 @@ class PowerLimiter:
         if machine is not None and not machine.done:
 
             def step(machine: PowerLimitOptimizer) -> None:
-                machine.end_epoch(*self._measure())
+                (machine.end_epoch if self._exact else machine.leave_epoch)(*self._measure())
 
             self._drive(step)
 
@@ -297,9 +320,25 @@ class PowerLimiter:
         if machine.done and not self._saved:
             self._saved = True
             profile = machine.profile
-            if self._cache is not None and profile is not None and self._known is None:
-                self._cache.put(self._key, profile.to_json())
+            if profile is not None and self._known is None:
+                self._keep(self._key, profile)
             self._tell_result()
+
+    def _keep_part(self) -> None:
+        """A training that was over before its profile: the next one of its kind goes on from there."""
+        machine = self._machine
+        if machine is None or machine.done or len(machine.seen) <= self._begun:
+            return
+        self._begun = len(machine.seen)
+        part = PowerProfile(self._sensors[0].name, self._world_size, machine.limits_w[0], machine.seen)
+        self._keep(part_key(self._key), part)
+
+    def _keep(self, key: str, profile: PowerProfile) -> None:
+        if self._cache is not None:
+            try:
+                self._cache.put(key, profile.to_json())
+            except (OSError, PenstockError) as error:  # a full disk must not end a training
+                log.warning("The power profile %r is not kept: %s", key, error)
 
     def _tell_result(self) -> None:
         log.info("%s", self.report)
@@ -308,8 +347,8 @@ class PowerLimiter:
         self._reason = text
         self._tell(text)
 
-    def _load(self) -> PowerProfile | None:
-        value = self._cache.get(self._key) if self._cache is not None else None
+    def _load(self, key: str) -> PowerProfile | None:
+        value = self._cache.get(key) if self._cache is not None else None
         if value is None:
             return None
         try:

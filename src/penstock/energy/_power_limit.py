@@ -6,6 +6,8 @@ and touches no device: ``PowerLimiter`` does that for it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
@@ -76,6 +78,9 @@ class PowerLimitOptimizer:
     None. ``iteration`` needs an energy only when ``wants_reading`` says so, so that a training is not slowed by
     reading counters (and waiting for the GPU) after each of them.
 
+    Who can't tell when an epoch's last iteration was, only that the epoch is over by now, gives ``piece_s`` and calls
+    ``leave_epoch``: the energy is then read every ``piece_s``, and what came after the last reading is left out.
+
     Args:
         limits_w: The limits to profile; they are tried from the highest down.
         rule: Chooses from the profile.
@@ -88,6 +93,8 @@ class PowerLimitOptimizer:
         min_iterations: Each slice has at least so many.
         observe: Keep the highest limit after profiling (Zeus 5, Observer Mode).
         known: A profile from earlier: nothing is profiled.
+        seen: The beginning of a profile, from a training that was over too soon: only the rest is profiled.
+        piece_s: See above.
     """
 
     def __init__(
@@ -104,6 +111,8 @@ class PowerLimitOptimizer:
         min_iterations: int = 1,
         observe: bool = False,
         known: PowerProfile | None = None,
+        seen: Sequence[LimitProfile] = (),
+        piece_s: float | None = None,
     ) -> None:
         if not limits_w or min(limits_w) <= 0 or len(set(limits_w)) != len(limits_w):
             raise InvalidInput(f"limits_w must be different positive watts, got {limits_w}.")
@@ -124,9 +133,16 @@ class PowerLimitOptimizer:
         self._known = known
         self.state: LimitState = Ready()
         self._seen: list[LimitProfile] = []
+        for limit_w, known_limit in zip(self.limits_w[:-1], seen, strict=False):
+            if known_limit.limit_w != limit_w:
+                break
+            self._seen.append(known_limit)
+        self._piece_s = math.inf if piece_s is None else piece_s
         self._from: tuple[float, float] | None = None  # time and energy where the running piece began
         self._iterations = 0  # in this slice
+        self._piece_iterations = 0  # in the running piece
         self._samples = 0.0  # in the running piece
+        self._banked = False  # a piece of this epoch was counted
 
     @property
     def done(self) -> bool:
@@ -138,27 +154,40 @@ class PowerLimitOptimizer:
         """The complete profile, or None before."""
         return self.state.profile if isinstance(self.state, Applied) else None
 
+    @property
+    def seen(self) -> tuple[LimitProfile, ...]:
+        """The limits whose slices are over, highest first."""
+        return tuple(self._seen)
+
     def begin_epoch(self, now_s: float, energy_j: float) -> float | None:
         """An epoch's first iteration begins."""
         self._from = (now_s, energy_j)
-        self._samples = 0.0
+        self._drop_piece()
+        self._banked = False
         if not isinstance(self.state, Ready):
             return None
         if self._known is not None:
             return self._apply(self._known)
-        top_w = self.limits_w[0]
-        self.state = Warming(top_w) if self._warmup_s > 0 else Profiling(0, top_w)
-        return top_w
+        index = len(self._seen)
+        first_w = self.limits_w[index]
+        self.state = Warming(first_w) if self._warmup_s > 0 else Profiling(index, first_w)
+        return first_w
 
     def wants_reading(self, now_s: float) -> bool:
-        """Whether the next ``iteration`` may end a slice and so needs an energy."""
-        state = self.state
-        if self._from is None or isinstance(state, Ready | Applied):
+        """Whether the next ``iteration`` may end a slice, or a piece of one, and so needs an energy."""
+        if self._from is None or isinstance(self.state, Ready | Applied):
             return False
+        return now_s - self._from[0] >= self._piece_s or self._ends_slice(now_s)
+
+    def _ends_slice(self, now_s: float, samples: float = 1.0) -> bool:
+        state = self.state
+        assert not isinstance(state, Ready | Applied)
+        assert self._from is not None
         needed = self._min_iterations if isinstance(state, Profiling) else 1
         return (
             state.spent.time_s + now_s - self._from[0] >= self._length_s(state)
             and self._iterations + 1 >= needed
+            and (not isinstance(state, Profiling) or state.spent.samples + self._samples + samples > 0)
         )
 
     def iteration(self, now_s: float, energy_j: float | None = None, samples: float = 1.0) -> float | None:
@@ -166,12 +195,17 @@ class PowerLimitOptimizer:
         state = self.state
         if self._from is None or isinstance(state, Ready | Applied):
             return None
+        wanted, ends = self.wants_reading(now_s), self._ends_slice(now_s, samples)
         self._samples += samples
-        wanted = self.wants_reading(now_s)
         self._iterations += 1
+        self._piece_iterations += 1
         if not wanted or energy_j is None:
             return None
         spent = self._bank(state.spent, now_s, energy_j)
+        self._banked = True
+        if not ends:
+            self.state = replace(state, spent=spent)
+            return None
         self._iterations = 0
         if isinstance(state, Profiling):
             self._seen.append(_seen(state.limit_w, spent))
@@ -183,7 +217,7 @@ class PowerLimitOptimizer:
             limit_w = self.limits_w[index]
             self.state = Settling(index, limit_w) if self._settle_s > 0 else Profiling(index, limit_w)
             return limit_w
-        index = state.index if isinstance(state, Settling) else 0
+        index = state.index if isinstance(state, Settling) else len(self._seen)
         self.state = Profiling(index, state.limit_w)
         return None
 
@@ -193,6 +227,17 @@ class PowerLimitOptimizer:
         if self._from is not None and not isinstance(state, Ready | Applied):
             self.state = replace(state, spent=self._bank(state.spent, now_s, energy_j))
         self._from = None
+
+    def leave_epoch(self, now_s: float, energy_j: float) -> None:
+        """An epoch is over by now, and so is perhaps an evaluation: what no reading has counted is left out.
+
+        Of an epoch so short that there was no reading in it all counts: it would never be profiled otherwise.
+        """
+        if self._banked:
+            self._drop_piece()
+            self._from = None
+        else:
+            self.end_epoch(now_s, energy_j)
 
     def validate(self) -> None:
         """Assert the invariants; called by tests."""
@@ -220,7 +265,13 @@ class PowerLimitOptimizer:
         )
         self._from = (now_s, energy_j)
         self._samples = 0.0
+        self._piece_iterations = 0
         return banked
+
+    def _drop_piece(self) -> None:
+        self._iterations -= self._piece_iterations
+        self._piece_iterations = 0
+        self._samples = 0.0
 
     def _apply(self, profile: PowerProfile) -> float:
         best = self.rule.choose(profile)

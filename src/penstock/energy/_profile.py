@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ class LimitProfile:
     limit_w: float
     power_w: float
     throughput: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.limit_w < math.inf and 0 <= self.power_w < math.inf and 0 < self.throughput < math.inf):
+            raise InvalidInput(f"Not what a power limit can do: {self}.")
 
     @property
     def energy_per_sample_j(self) -> float:
@@ -91,9 +96,18 @@ class PowerProfile:
             raise InvalidInput(f"Not a power profile: {value!r} ({error}).") from error
 
 
+PROFILES = "power-profile/"
+PARTS = "power-profile-part/"
+
+
 def profile_key(device: str, task: str, batch_size: int, world_size: int = 1) -> str:
     """The store's key of a profile: device model, task, batch size, GPUs."""
-    return f"power-profile/{device}/{task}/{batch_size}/{world_size}"
+    return f"{PROFILES}{device}/{task}/{batch_size}/{world_size}"
+
+
+def part_key(key: str) -> str:
+    """The key of a profile's beginning, left by a training that was over too soon, from the profile's key."""
+    return PARTS + key.removeprefix(PROFILES)
 
 
 class ProfileCache(Protocol):

@@ -385,6 +385,7 @@ class Local(Executor):
                     path,
                     known,
                     placement.attempt,
+                    dict(segment.options),
                 )
             )
         self._number += 1

@@ -345,6 +345,7 @@ class Simulated(Executor):
             path,
             known,
             attempt,
+            dict(segment.options),
         )
         checkpoints = MemoryCheckpoints(self._box, trial.id, path)
         work, settings = job.work, self._settings

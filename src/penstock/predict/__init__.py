@@ -1,5 +1,9 @@
 """What a trial will cost, before it runs."""
 
+from penstock.predict._blas import one_thread
+from penstock.predict._bundle import Predictors, key_of
+from penstock.predict._features import Column, Extra, Features
+from penstock.predict._linear import Form, Prediction, Predictor, cross_validate, rmspe
 from penstock.predict._overhead import (
     Overhead,
     OverheadProfile,
@@ -10,4 +14,23 @@ from penstock.predict._overhead import (
 )
 from penstock.predict._runtime import EpochTimes
 
-__all__ = ["EpochTimes", "Overhead", "OverheadProfile", "Probe", "fit_scaling", "fit_sharing", "marginal_benefit"]
+__all__ = [
+    "Column",
+    "EpochTimes",
+    "Extra",
+    "Features",
+    "Form",
+    "Overhead",
+    "OverheadProfile",
+    "Prediction",
+    "Predictor",
+    "Predictors",
+    "Probe",
+    "cross_validate",
+    "fit_scaling",
+    "fit_sharing",
+    "key_of",
+    "marginal_benefit",
+    "one_thread",
+    "rmspe",
+]

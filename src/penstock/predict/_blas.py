@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 
@@ -19,11 +20,13 @@ def one_thread() -> AbstractContextManager[Any]:
 
 @cache
 def _controller() -> Any:
-    import numpy.linalg
-    import scipy.linalg  # noqa: F401 - both bring a BLAS, which the controller has to find
-
+    for name in (
+        "numpy.linalg",
+        "scipy.linalg",
+    ):  # both bring a BLAS of their own, which has to be there to be found
+        import_module(name)
     try:
-        from threadpoolctl import ThreadpoolController
+        controller = import_module("threadpoolctl").ThreadpoolController
     except ImportError:
         return None
-    return ThreadpoolController()
+    return controller()

@@ -22,7 +22,7 @@ features; with everything. A log form is one of logarithms throughout: a product
 _RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _BENDS = (0.003, 0.01, 0.03, 0.1)
 _WIDTHS = (1.0, 2.0, 4.0)
-_PAYS = 0.97  # a richer form must lower the cross-validated error to so much of the simpler one's
+_PAYS = 0.95  # a richer form must lower the cross-validated error to so much of the simpler one's
 _MOST_PRODUCTS = 24  # columns; beyond, products would outnumber any affordable profile
 _NOISE = 0.02  # relative; what a bend is weighed against, the data decide by cross validation
 _FORMAT = 1
@@ -404,7 +404,8 @@ class _Design:
         self.features, self.terms = features, terms
         self.plain = len(features.columns)
         self.log = terms.startswith("log")
-        self.logged = (rows > 0).all(axis=0) & self.log  # an indicator stays as it is
+        # An indicator, or a number that may be 0, stays as it is.
+        self.logged: list[bool] = [bool(all_above) and self.log for all_above in np.min(rows, axis=0) > 0]
         raw = self._raw(rows)
         if terms == "plain":
             self.shift = np.zeros(raw.shape[1])

@@ -103,22 +103,22 @@ class Curve(Policy):
         epochs = _epochs_belief(x, spec, evidence, noise)
         costs = _epoch_cost_belief(x, view)
         index = {size: at for at, size in enumerate(spec.batch_sizes)}
-        for decision in view.pending:  # what is under way will be known: don't explore it twice
+        soon = (epochs, costs)
+        for decision in view.pending:  # what is under way will be known soon: don't explore it twice
             at = index.get(decision.batch_size)
             if at is not None:
-                epochs = _hallucinate(epochs, at, noise**2)
-                costs = _hallucinate(costs, at, 1e-4)
+                soon = (_hallucinate(soon[0], at, noise**2), _hallucinate(soon[1], at, 1e-4))
         horizon = self._horizon or max(HORIZON, math.isqrt(HORIZON * len(view.seen)))
         good = np.log2(
             np.asarray([size for size in spec.batch_sizes if size in evidence.logs], dtype=np.float64)
         )
         fails = 1.0 - (1.0 - FAILS_PER_OCTAVE) ** np.min(np.abs(x[:, None] - good[None, :]), axis=1)
         banned = {index[size] for size in evidence.broken if size in index}
-        import os
-        explored = sum(d.explore for d in view.pending)
-        if explored >= int(os.environ.get("EX", "99")):
-            retry = True
-        at, limit = _best_action(epochs, costs, noise, 0.0 if retry else horizon, banned, fails)
+        # A batch size that never finished is a guess: one run at a time finds out (Zeus section 4.4 runs the best-known
+        # size meanwhile).
+        under_way = {decision.batch_size for decision in view.pending}
+        banned |= {index[size] for size in under_way if size in index and size not in evidence.logs}
+        at, limit = _best_action(epochs, costs, soon, noise, 0.0 if retry else horizon, banned, fails)
         cost_limit = cap if limit is None or cap is None else min(cap, limit)
         return self._with_limit(view, spec.batch_sizes[at], cost_limit)
 
@@ -366,9 +366,18 @@ def _inverse_mills(z: float) -> float:
 
 
 def _best_action(
-    epochs: _Belief, costs: _Belief, noise: float, horizon: float, banned: set[int], fails: Array
+    epochs: _Belief,
+    costs: _Belief,
+    soon: tuple[_Belief, _Belief],
+    noise: float,
+    horizon: float,
+    banned: set[int],
+    fails: Array,
 ) -> tuple[int, float | None]:
-    """The arm with the least expected cost now, less what observing it saves later; and where to stop it."""
+    """The arm with the least expected cost now, less what observing it saves later; and where to stop it.
+
+    ``soon`` are the beliefs once the runs under way will have ended: what there is left to learn.
+    """
     import numpy as np
 
     log_mean = epochs.mean + costs.mean
@@ -382,7 +391,7 @@ def _best_action(
     now[best], stop[best] = mean[best], np.inf
     value = np.full(len(mean), -np.inf)
     for repeats in REPEATS:
-        gain = float(mean[best]) - _after(epochs, costs, noise / math.sqrt(repeats), mean)
+        gain = float(mean[best]) - _after(*soon, noise / math.sqrt(repeats), mean)
         value = np.maximum(value, (horizon - repeats) * gain - repeats * (now - float(mean[best])))
     chosen = int(np.argmax(np.where(allowed, value, -np.inf)))
     return chosen, None if math.isinf(stop[chosen]) else float(stop[chosen])

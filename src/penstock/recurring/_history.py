@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.core.errors import InvalidInput, StoreCorrupt
@@ -384,8 +384,3 @@ def result_from_json(data: Mapping[str, Any]) -> Result:
         profile_from_json(data.get("profile", ())),
         str(data.get("error", "")),
     )
-
-
-def numbered(decision: Decision, number: int) -> Decision:
-    """The decision under another number."""
-    return replace(decision, number=number)

@@ -63,9 +63,7 @@ class Gauge:
         self._meter = meter
         self._spec = spec
         self._guard = guard
-        self._begin: tuple[float, float] | None = None
         self._window: Any = None
-        self._elapsed_s = 0.0
         self._machine: PowerLimitOptimizer | None = None
         self.time_s = 0.0
         self.energy_j = 0.0
@@ -149,7 +147,6 @@ class _Judge:
         self._gauge = gauge
         self._cost_limit = cost_limit
         self.reached = False
-        self.best: float | None = None
         self.last: dict[str, float] = {}
 
     def reported(self, report: Report) -> None:

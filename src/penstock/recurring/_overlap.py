@@ -7,7 +7,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.core.errors import InvalidInput
@@ -261,7 +261,7 @@ def _replay_group(
         recorded = workload.epochs[choice.batch_size]
         draw = draws[at] if tries == 0 else luck.random()
         run = simulate_run(workload, spec, choice, recorded[int(draw * len(recorded))])
-        run = Result(number, run.epochs, run.time_s, run.energy_j, run.reached, run.profile, run.error)
+        run = replace(run, number=number)
         started[number] = now_s
         flying += 1
         peak = max(peak, flying)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from penstock.core.errors import InvalidInput
 from penstock.recurring._baselines import Default, Grid, Oracle
-from penstock.recurring._history import Decision, History, JobSpec, Result, View
+from penstock.recurring._history import Decision, History, JobSpec, Result
 from penstock.recurring._policy import Choice, Policy
 from penstock.recurring._traces import Workload
 from penstock.recurring._zeus import Zeus
@@ -195,7 +195,7 @@ def replay(
             draw = draws[recurrence] if tries == 0 else luck.random()
             recorded = now.epochs[choice.batch_size]
             result = simulate_run(now, spec, choice, recorded[int(draw * len(recorded))])
-            flying.append((recurrence, tries, _numbered(result, number)))
+            flying.append((recurrence, tries, replace(result, number=number)))
         recurrence, tries, result = flying.pop(0)
         history.add_result(result)
         optimum = world(recurrence).optimum(eta)[2]
@@ -203,18 +203,6 @@ def replay(
         if not result.reached:
             queue.append((recurrence, tries + 1))
     return Replay(start.name, policy.name, seed, start.optimum(eta)[2], tuple(steps))
-
-
-def _numbered(result: Result, number: int) -> Result:
-    return Result(
-        number,
-        result.epochs,
-        result.time_s,
-        result.energy_j,
-        result.reached,
-        result.profile,
-        result.error,
-    )
 
 
 def _decision(choice: Choice, number: int) -> Decision:
@@ -242,6 +230,3 @@ def _step(spec: JobSpec, decision: Decision, result: Result, recurrence: int, op
         int(result.epochs),
         cost - optimum if result.reached else cost,
     )
-
-
-__all__ = ["Replay", "Step", "View", "World", "make_policy", "replay", "simulate_run", "spec_of"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.core import StudyState, TrialRecord, summary
 from penstock.core.errors import StoreCorrupt
+from penstock.energy import co2, grid, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.store import StudyEntry, open_store
 
@@ -65,8 +67,10 @@ def row(record: TrialRecord) -> dict[str, Any]:
     }
 
 
-def summarize(name: str | None, goal: Goal, state: StudyState) -> dict[str, Any]:
-    """A study's headline numbers, JSON-able."""
+def summarize(
+    name: str | None, goal: Goal, state: StudyState, spec: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A study's headline numbers, JSON-able; ``spec`` says where its electricity comes from and what it costs."""
     best = next(iter(ranked(goal, state.trials.values())), None)
     found: dict[str, Any] | None = None
     if best is not None:
@@ -76,4 +80,17 @@ def summarize(name: str | None, goal: Goal, state: StudyState) -> dict[str, Any]
             "config": dict(best.config),
             "metrics": metrics_of(best),
         }
-    return {"name": name, "goal": str(goal), **summary(state), "best": found}
+    return {"name": name, "goal": str(goal), **summary(state), **_footprint(state, spec or {}), "best": found}
+
+
+def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
+    source, price = grid(spec.get("region")), spec.get("price_per_kwh")
+    energy = state.energy
+    return {
+        "energy_uncertainty": None if energy is None else energy.uncertainty,
+        "co2_g": None if energy is None else co2(energy, source).value,
+        "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},
+        "cost": None if energy is None or price is None else money(energy, price).value,
+        "currency": None if price is None else spec.get("currency", "EUR"),
+        "power_profiles": [dict(note.data) for note in state.notes if note.topic == "power_profile"],
+    }

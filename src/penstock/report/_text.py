@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from penstock.core import StudyState, TrialRecord
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core import Measurement, StudyState, TrialRecord
+from penstock.energy import co2, grid, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, short
 
 
-def summary_text(name: str | None, goal: Goal, state: StudyState, *, top: int = 1) -> str:
-    """What was found and what it cost, in a few lines."""
+def summary_text(
+    name: str | None, goal: Goal, state: StudyState, *, top: int = 1, spec: Mapping[str, Any] | None = None
+) -> str:
+    """What was found and what it cost, in a few lines; ``spec`` has the region and the price of the electricity."""
     best_first = ranked(goal, state.trials.values())
     lines = [f"study {name or ''}: {goal}", f"  trials  {counts_text(state.counts)}"]
     busy_s = sum(record.busy_s for record in state.trials.values())
     energy = "not metered" if state.energy is None else str(state.energy)
     lines.append(f"  cost    {duration_text(state.spent_s)} wall time, {duration_text(busy_s)} of training")
     lines.append(f"          {state.epochs} epochs, energy {energy}")
+    if state.energy is not None:
+        lines.append(f"          {_footprint(state.energy, spec or {})}")
+    lines += _limit_lines(state)
     if not best_first:
         lines.append("  best    none: no trial has reported the objective")
     for rank, record in enumerate(best_first[:top]):
@@ -26,6 +35,34 @@ def summary_text(name: str | None, goal: Goal, state: StudyState, *, top: int = 
         detail = f" ({state.closed.detail})" if state.closed.detail else ""
         lines.append(f"  left    {state.closed.reason}{detail}; it can be resumed")
     return "\n".join(lines)
+
+
+def _footprint(energy: Measurement, spec: Mapping[str, Any]) -> str:
+    """``0.5 g +- 17% (estimated) CO2e, DE, 0.0003 EUR``; a world average is called one."""
+    source, price = grid(spec.get("region")), spec.get("price_per_kwh")
+    where = "world average grid, no region given" if source.assumed else f"grid of {source.region}"
+    text = f"{co2(energy, source)} CO2e ({where})"
+    return text if price is None else f"{text}, {money(energy, price, spec.get('currency', 'EUR'))}"
+
+
+def _limit_lines(state: StudyState) -> list[str]:
+    """The power limits found, one per kind of device, batch size and number of GPUs, and why none is set."""
+    found: dict[tuple[object, ...], str] = {}
+    for note in state.notes:
+        data = note.data
+        if note.topic == "power_profile":
+            verb = "" if data["applied"] else "would take "
+            change = ", ".join(
+                f"{abs(part):.1%} {'less' if part >= 0 else 'more'} {what}"
+                for part, what in ((data["energy_saved"], "energy"), (data["time_saved"], "time"))
+            )
+            size = f", batch size {data['batch_size']}" if data["batch_size"] else ""
+            gpus = f"{data['gpus']} x " if data["gpus"] > 1 else ""
+            text = f"{data['limit_w']:.0f} W for {gpus}{data['device']}{size}: {verb}{change} than at"
+            found[data["device"], data["batch_size"], data["gpus"]] = f"{text} {data['highest_w']:.0f} W"
+        elif note.topic == "power_limits":
+            found[(data["text"],)] = str(data["text"])
+    return [f"  {'power' if n == 0 else '':7s} {text}" for n, text in enumerate(found.values())]
 
 
 def _trial_lines(record: TrialRecord, head: str) -> list[str]:

@@ -35,6 +35,7 @@ from penstock.core import (
     TrialStatus,
     Values,
     to_record,
+    total,
 )
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Budget, Goal
@@ -154,7 +155,11 @@ class Engine:
             return
         failed = event.status is TrialStatus.FAILED
         values = None if failed else self.values(record)
-        self.setup.scheduler.ended(Outcome(event.trial, event.status, record.epoch, values))
+        begun = (segment or record.segment).start
+        drawn = [r.energy for r in record.reports if r.epoch > begun and r.energy is not None]
+        self.setup.scheduler.ended(
+            Outcome(event.trial, event.status, record.epoch, values, record.metrics, total(drawn))
+        )
         if self._learns:
             self._tell(record, final=event.status is not TrialStatus.PAUSED)
         for trial in self.setup.scheduler.drops():

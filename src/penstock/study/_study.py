@@ -17,8 +17,10 @@ from penstock.core import (
     Ended,
     Event,
     Measurement,
+    Noted,
     Placement,
     PlanPass,
+    Reported,
     Saved,
     SessionClosed,
     SessionOpened,
@@ -27,7 +29,7 @@ from penstock.core import (
     VirtualClock,
 )
 from penstock.core.errors import InvalidInput, StoreCorrupt
-from penstock.energy import co2, grid, make_meter, money
+from penstock.energy import LimitRule, PowerLimits, co2, grid, make_meter, money
 from penstock.execute import Executor, Job, Launch, Local
 from penstock.goal import Budget, Goal, Spent, front, ranked
 from penstock.plan import fifo
@@ -38,6 +40,7 @@ from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
 from penstock.study._engine import Engine, Setup
 from penstock.study._files import CheckpointKeeper, folder_of
+from penstock.study._limits import LimitDesk, check_limits, exclusively, task_of
 from penstock.study._pack import pack, unpack
 from penstock.train import Command
 
@@ -78,6 +81,11 @@ class Study:
         meter: Whether to meter the energy of every epoch (estimated where the machine has no counters).
         region: ISO code of the country whose grid feeds the machine, for CO2e; None: the world average, flagged.
         price_per_kwh: What a kilowatt-hour costs, for budgets and reports in money.
+        currency: Of the price.
+        power_limits: Find the best power limit of each trial's GPUs while it trains (Zeus) by this rule
+            (``EtaCost(0.5)``, ``LeastEnergy()`` ...) and keep to it; ``PowerLimits(rule, observe=True)`` only says
+            what would be saved. Trials then have their devices to themselves. Without such GPUs, or without the
+            permission, it is said once and the study goes on.
         keep: Which trials' last checkpoints to keep once the trials are over: ``"best"`` or ``"all"``.
     """
 
@@ -105,6 +113,8 @@ class Study:
         meter: bool = True,
         region: str | None = None,
         price_per_kwh: float | None = None,
+        currency: str = "EUR",
+        power_limits: LimitRule | PowerLimits | None = None,
     ) -> None:
         self.goal = Goal.of(minimize, maximize)
         self.space = _check_space(space)
@@ -128,9 +138,10 @@ class Study:
             raise InvalidInput(f'keep takes "best" or "all", got {keep!r}.')
         self.keep = keep
         self.meter = bool(meter)
-        self.region, self.price_per_kwh = region, price_per_kwh
+        self.region, self.price_per_kwh, self.currency = region, price_per_kwh, currency
         self._grid = grid(region)
         _check_energy(self.budget, self.meter, price_per_kwh)
+        self.power_limits = check_limits(power_limits, self.executor, meter=self.meter)
         self._files = None if files is None else Path(files)
         if store is True:
             raise InvalidInput(
@@ -197,6 +208,8 @@ class Study:
             meter=entry.spec.get("meter", True),
             region=entry.spec.get("region"),
             price_per_kwh=entry.spec.get("price_per_kwh"),
+            currency=entry.spec.get("currency", "EUR"),
+            power_limits=parts.get("power_limits"),
         )
         study.goal = Goal.from_json(entry.spec["goal"])
         study.sampler = parts["sampler"]
@@ -220,14 +233,20 @@ class Study:
         try:
             assert self._entry is not None
             store.lock(self._entry.id)
+            _check_energy(self.budget, self.meter, self.price_per_kwh)  # it may be another one by now
+            check_limits(self.power_limits, self.executor, meter=self.meter)
             engine = self._engine()
             self._state = engine.state
             _read_journal(store, self._entry, engine)
             if engine.finished:
                 return self
             files = self._folder(store, self._entry.id)
-            self.executor.open(self._job(files, self._entry))
-            _Session(self, engine, store, files, shown).run()
+            desk = None
+            if self.power_limits is not None:
+                desk = LimitDesk(self.power_limits, task_of(self.work), files, store)
+                desk.open()
+            self.executor.open(self._job(files, self._entry, desk))
+            _Session(self, engine, store, files, shown, desk).run()
         finally:
             self.executor.close()
             shown.close()
@@ -250,10 +269,10 @@ class Study:
                 raise
         return store
 
-    def _job(self, files: Path, entry: StudyEntry) -> Job:
+    def _job(self, files: Path, entry: StudyEntry, desk: LimitDesk | None = None) -> Job:
         options: dict[str, Any] = {"study": f"{entry.name} {entry.created_s:.6f}"}
         if self.meter and not isinstance(self.executor.clock, VirtualClock):
-            options["make_meter"] = make_meter
+            options["make_meter"] = make_meter if desk is None else desk.meters()
         return Job(self.work, files, self.goal.metrics, self.timeout_s, self.meter, options)
 
     def _folder(self, store: Store, study: int) -> Path:
@@ -293,6 +312,7 @@ class Study:
             "planner": self.planner,
             "stop": self.stop_rules,
             "files": self._files,
+            "power_limits": self.power_limits,
         }
         blob = None if self._target is None else pack(parts)
         entry = store.create(name, self.spec(), blob)
@@ -305,7 +325,7 @@ class Study:
             goal=self.goal,
             scheduler=self.scheduler,
             sampler=self.sampler,
-            planner=self.planner or (fifo(width),),
+            planner=(*(() if self.power_limits is None else (exclusively,)), *(self.planner or (fifo(width),))),
             budget=self.budget,
             seed=self.seed,
             retries=self.retries,
@@ -331,6 +351,8 @@ class Study:
             "meter": self.meter,
             "region": self.region,
             "price_per_kwh": self.price_per_kwh,
+            "currency": self.currency,
+            "power_limits": None if self.power_limits is None else repr(self.power_limits),
             "work": getattr(self.work, "__qualname__", None) or repr(self.work),
         }
 
@@ -407,7 +429,7 @@ class Study:
         """What that energy costs; None without a price or where nothing was metered."""
         if self.energy is None or self.price_per_kwh is None:
             return None
-        return money(self.energy, self.price_per_kwh)
+        return money(self.energy, self.price_per_kwh, self.currency)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per trial: number, status, epochs, seconds, energy, configuration and latest metrics."""
@@ -423,10 +445,10 @@ class Study:
 
     def summary(self) -> dict[str, Any]:
         """Headline numbers, JSON-able."""
-        return summarize(self.name, self.goal, self.state)
+        return summarize(self.name, self.goal, self.state, self.spec())
 
     def __str__(self) -> str:
-        return summary_text(self.name, self.goal, self.state)
+        return summary_text(self.name, self.goal, self.state, spec=self.spec())
 
     def __repr__(self) -> str:
         counts = self.state.counts
@@ -439,7 +461,9 @@ class Study:
 class _Session:
     """One run of a study by one driver."""
 
-    def __init__(self, study: Study, engine: Engine, store: Store, files: Path, view: View) -> None:
+    def __init__(
+        self, study: Study, engine: Engine, store: Store, files: Path, view: View, desk: LimitDesk | None = None
+    ) -> None:
         assert study._entry is not None
         self._entry = study._entry
         self._study = study
@@ -454,6 +478,8 @@ class _Session:
         self._virtual = isinstance(study.executor.clock, VirtualClock)
         self._batch: list[Event] = []
         self._hungry = True
+        self._desk = desk
+        self._unmetered = False  # said that an energy budget can't be kept
 
     def run(self) -> None:
         """Open the session, loop, close it."""
@@ -464,7 +490,9 @@ class _Session:
         self._view.open(self._study.name or "", self._study.goal, engine.state, self._executor.slots)
         previous = self._catch_signals()
         try:
+            self._open_desk()
             reason, detail = self._loop()
+            self._read_desk()
             self._take(SessionClosed(self._now(), reason, detail))
             self._write(everything=True)
         finally:
@@ -537,6 +565,35 @@ class _Session:
             self._hungry = True
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
+        elif isinstance(event, Reported) and event.energy is None and self._study.budget.needs_energy:
+            self._say_unmetered(event)
+        if self._desk is not None and isinstance(event, Reported | Ended):
+            self._read_desk()
+
+    def _say_unmetered(self, event: Reported) -> None:
+        if not self._unmetered:
+            self._unmetered = True
+            self._view.say(
+                f"Trial {event.trial} reports no energy, so the budget in Wh, CO2e or money does not count it. "
+                'Run "penstock doctor" to see what can be measured here.'
+            )
+
+    def _open_desk(self) -> None:
+        """Say at once if there is nothing whose power limit could be set."""
+        if self._desk is not None:
+            refusal = self._desk.refusal(self._executor.free(), virtual=self._virtual)
+            if refusal is not None:
+                self._view.say(refusal)
+                self._take(Noted(self._now(), "power_limits", {"text": refusal}))
+
+    def _read_desk(self) -> None:
+        """Journal what workers have found out about power limits."""
+        if self._desk is not None:
+            notes, said = self._desk.news(self._now())
+            for note in notes:
+                self._take(note)
+            for text in said:
+                self._view.say(text)
 
     def _note(self, event: Event) -> None:
         self._batch.append(event)

@@ -69,6 +69,7 @@ def train(task: Task, run: RunLike) -> None:
     explores = options.get("mode") == "explore"
     with private_randomness():
         trainer = Trainer(task, run.config, seed=run.seed, device=run.device, lr_is_found=bool(options))
+        trainer.on_iteration = getattr(run, "_on_iteration", None)
         state = run.load()
         if state is not None:
             trainer.load_state(state)
@@ -144,6 +145,7 @@ class Trainer:
     Attributes:
         epoch: Epochs behind it, exploratory ones included.
         step: Batches of the present epoch behind it.
+        on_iteration: Called after each step with its number of samples; None: nobody wants to know.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class Trainer:
         self._plateau = isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.epoch = 0
         self.step = 0
+        self.on_iteration: Callable[[float], None] | None = None
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
@@ -283,7 +286,8 @@ class Trainer:
         zero, step, losses = optimizer.zero_grad, optimizer.step, self._losses
         clip, scaler, dtype = self.clip_norm, self.scaler, self.dtype
         schedule = self.schedule if self._per_step else None
-        keep = losses.append
+        keep, tell, size, last = losses.append, self.on_iteration, self.batch_size, self.steps_per_epoch
+        rest = size if self.task.drop_last else self.data.train.n - size * (last - 1)
         plain = dtype is None and scaler is None
         if not self._checked:
             batches = self._check_first(batches, forward)
@@ -310,6 +314,8 @@ class Trainer:
                 schedule.step()
             keep(loss.detach())
             self.step += 1
+            if tell is not None:
+                tell(size if self.step < last else rest)
             if len(losses) >= _FLUSH:
                 losses[:] = [torch.cat([loss.reshape(-1) for loss in losses])]
 

@@ -186,8 +186,8 @@ def choose_lr(
     falls = descent > slack + noise
     edge = min(range(stable_until + 1), key=lambda i: level[i]) if falls else stable_until
     # A sweep gives each rate a few batches only, and an error that has vanished needs time to grow again: the loss is
-    # lowest at rates that no training survives. A third of that is the most that held in the 30 cases of
-    # benchmarks/papers/sm2/lr_cases.py.
+    # lowest at rates that no training survives. The margin was picked on cases of benchmarks/papers/sm2/lr_cases.py,
+    # so what that benchmark says of it is not independent.
     most = rates[edge] / _MARGIN if falls or stable_until < len(lrs) - 1 else rates[edge]
     windows = []
     for first in range(stable_until - width + 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -106,6 +106,7 @@ class Run:
         "_meter",
         "_new",
         "_objectives",
+        "_on_iteration",
         "_pending",
         "_pid",
         "_reports",
@@ -117,6 +118,7 @@ class Run:
         "config",
         "device",
         "devices",
+        "options",
         "seed",
         "threads",
         "trial",
@@ -139,6 +141,7 @@ class Run:
         devices: tuple[str, ...] = ("cpu",),
         threads: int = 1,
         meter: EpochMeter | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """Made by workers. ``known``: the last epoch whose report the study has."""
         self.config = dict(config)
@@ -156,6 +159,8 @@ class Run:
         self._checkpoints = checkpoints
         self._folder = folder
         self._meter = meter
+        self._on_iteration: Callable[[float], None] | None = getattr(meter, "on_iteration", None)
+        self.options = dict(options or {})  # what the scheduler says of this segment (SM2: explore or train)
         self._pid = os.getpid()
         self._pending: dict[str, float] = {}
         self._inside = False  # within an iteration of epochs()
@@ -220,6 +225,19 @@ class Run:
             raise InvalidInput("run.epochs() is already being looped over; nest no second loop inside it.")
         self._looped = True
         return _Epochs(self, total)
+
+    def iteration(self, samples: float = 1) -> None:
+        """Tell that an iteration (a training step) is over, and of how many samples it was.
+
+        Only a study with ``power_limits`` wants to know: limits are tried during the first epochs, in slices that
+        end with an iteration. A function that never tells is profiled by whole epochs, which takes longer. A
+        ``Task`` tells by itself. Costs next to nothing where nobody asks.
+        """
+        tell = self._on_iteration
+        if tell is not None and os.getpid() == self._pid:
+            if not samples >= 0:
+                raise InvalidInput(f"run.iteration(samples) takes a number of at least 0, got {samples!r}.")
+            tell(samples)
 
     def report(self, /, **metrics: Any) -> None:
         """Report metrics of the present epoch, by name.

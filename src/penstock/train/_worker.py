@@ -6,9 +6,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.core.errors import PenstockError
@@ -35,6 +36,7 @@ class Spec(NamedTuple):
     checkpoint: str | None
     known: int
     attempt: int
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class End(NamedTuple):
@@ -55,7 +57,8 @@ class Settings:
         files: The study's folder; None where there is none (simulated).
         objectives: Metrics every report must have.
         study: Marks the study's checkpoints, so that files of another one in the same folder are not taken for them.
-        make_meter: Makes the meter of one trial from its devices, or None. Set by the room that meters.
+        make_meter: Makes the meter of one trial from its devices, or None. Set by the room that meters. One that
+            wants to know the configuration too has a method ``for_trial(devices, config)``.
     """
 
     files: Path | None
@@ -93,7 +96,7 @@ def execute(
     try:
         if checkpoints is None:
             checkpoints = _files_of(spec, settings)
-        meter = None if settings.make_meter is None else settings.make_meter(devices)
+        meter = _meter_of(settings, spec, devices)
         run = Run(
             trial=spec.trial,
             config=spec.config,
@@ -109,6 +112,7 @@ def execute(
             devices=devices,
             threads=threads,
             meter=meter,
+            options=spec.options,
         )
         if spec.until is None or run._epoch < spec.until:
             seed_all(spec.seed)
@@ -138,6 +142,14 @@ def execute(
         if checkpoints is not None:
             checkpoints.discard()
     return _verdict(run, spec)
+
+
+def _meter_of(settings: Settings, spec: Spec, devices: tuple[str, ...]) -> EpochMeter | None:
+    make = settings.make_meter
+    if make is None:
+        return None
+    for_trial: Callable[[tuple[str, ...], Any], EpochMeter | None] | None = getattr(make, "for_trial", None)
+    return make(devices) if for_trial is None else for_trial(devices, spec.config)
 
 
 def _files_of(spec: Spec, settings: Settings) -> FileCheckpoints:

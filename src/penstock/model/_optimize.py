@@ -1,0 +1,477 @@
+"""Fused optimizers: one update for all members, each with the hyperparameters its own torch optimizer holds now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import Unsupported
+from penstock.model._stack import Stack
+
+Rows: TypeAlias = Tensor
+"""A tensor laid out like the stack: one row per member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a kernel updates: some columns of the stack.
+
+    Attributes:
+        p: Parameters, updated in place.
+        g: Gradients; may be overwritten.
+        state: The optimizer's state by torch's names, updated in place.
+        h: Hyperparameters by name, one column of float64.
+        flags: Switches in which all members agree.
+        t: Steps done, this one included, one column of float64.
+    """
+
+    p: Rows
+    g: Rows
+    state: Mapping[str, Rows]
+    h: Mapping[str, Tensor]
+    flags: Mapping[str, bool]
+    t: Tensor
+
+    def like(self, column: Tensor) -> Tensor:
+        """A column of coefficients in the parameters' type."""
+        return column.to(self.p.dtype)
+
+
+def _decayed(u: Update) -> Rows:
+    """The gradient with the weights' decay added to it."""
+    g = u.g.neg_() if u.flags["maximize"] else u.g
+    return g.addcmul_(u.p, u.like(u.h["weight_decay"])) if u.flags["decays"] else g
+
+
+def _sgd(u: Update) -> None:
+    g = _decayed(u)
+    if u.flags["moves"]:
+        buffer, momentum = u.state["momentum_buffer"], u.like(u.h["momentum"])
+        if u.flags["dampens"]:
+            # torch: the first buffer is the gradient itself; without momentum nothing is dampened
+            first = (u.t <= 1) | (u.h["momentum"] == 0)
+            weight = torch.where(first, 1.0, 1.0 - u.h["dampening"])
+            buffer.mul_(momentum).addcmul_(g, u.like(weight))
+        else:
+            buffer.mul_(momentum).add_(g)
+        g = g.addcmul_(buffer, momentum) if u.flags["nesterov"] else buffer
+    u.p.addcmul_(g, u.like(-u.h["lr"]))
+
+
+def _adam(u: Update) -> None:
+    if u.flags["decoupled"]:
+        g = u.g.neg_() if u.flags["maximize"] else u.g
+        if u.flags["decays"]:
+            u.p.mul_(u.like(1.0 - u.h["lr"] * u.h["weight_decay"]))
+    else:
+        g = _decayed(u)
+    beta1, beta2 = u.h["beta1"], u.h["beta2"]
+    mean, square = u.state["exp_avg"], u.state["exp_avg_sq"]
+    mean.lerp_(g, u.like(1.0 - beta1))
+    square.mul_(u.like(beta2)).addcmul_(g, g * u.like(1.0 - beta2))
+    if u.flags["amsgrad"]:
+        square = torch.maximum(u.state["max_exp_avg_sq"], square, out=u.state["max_exp_avg_sq"])
+    correction1 = 1.0 - beta1.pow(u.t)
+    root = u.like((1.0 - beta2.pow(u.t)).sqrt())
+    denominator = torch.sqrt(square).div_(root).add_(u.like(u.h["eps"]))
+    u.p.addcmul_(mean / denominator, u.like(-u.h["lr"] / correction1))
+
+
+def _adadelta(u: Update) -> None:
+    g = _decayed(u)
+    rho, eps = u.like(u.h["rho"]), u.like(u.h["eps"])
+    rest = u.like(1.0 - u.h["rho"])
+    square, delta_square = u.state["square_avg"], u.state["acc_delta"]
+    square.mul_(rho).addcmul_(g, g * rest)
+    delta = (delta_square + eps).sqrt_().div_((square + eps).sqrt_()).mul_(g)
+    delta_square.mul_(rho).addcmul_(delta, delta * rest)
+    u.p.addcmul_(delta, u.like(-u.h["lr"]))
+
+
+def _rmsprop(u: Update) -> None:
+    g = _decayed(u)
+    rest = u.like(1.0 - u.h["alpha"])
+    square = u.state["square_avg"]
+    square.mul_(u.like(u.h["alpha"])).addcmul_(g, g * rest)
+    if u.flags["centered"]:
+        mean = u.state["grad_avg"].lerp_(g, rest)
+        root = (square - mean * mean).sqrt_()
+    else:
+        root = torch.sqrt(square)
+    step = g / root.add_(u.like(u.h["eps"]))
+    if u.flags["moves"]:
+        step = u.state["momentum_buffer"].mul_(u.like(u.h["momentum"])).add_(step)
+    u.p.addcmul_(step, u.like(-u.h["lr"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How to read one torch optimizer and which kernel does what it does."""
+
+    kernel: Callable[[Update], None]
+    numbers: tuple[str, ...]
+    flags: tuple[str, ...]
+    state: tuple[str, ...]
+    counts: bool = True
+    momentum: str | None = None
+    optional: Mapping[str, str] = field(default_factory=dict)
+
+
+_KINDS: dict[type, Kind] = {
+    torch.optim.SGD: Kind(
+        _sgd,
+        ("lr", "momentum", "dampening", "weight_decay"),
+        ("nesterov", "maximize"),
+        (),
+        counts=False,
+        momentum="momentum_buffer",
+    ),
+    torch.optim.Adam: Kind(
+        _adam,
+        ("lr", "beta1", "beta2", "eps", "weight_decay"),
+        ("amsgrad", "maximize", "decoupled"),
+        ("exp_avg", "exp_avg_sq"),
+        optional={"amsgrad": "max_exp_avg_sq"},
+    ),
+    torch.optim.Adadelta: Kind(
+        _adadelta, ("lr", "rho", "eps", "weight_decay"), ("maximize",), ("square_avg", "acc_delta")
+    ),
+    torch.optim.RMSprop: Kind(
+        _rmsprop,
+        ("lr", "alpha", "eps", "momentum", "weight_decay"),
+        ("centered", "maximize"),
+        ("square_avg",),
+        momentum="momentum_buffer",
+        optional={"centered": "grad_avg"},
+    ),
+}
+_KINDS[torch.optim.AdamW] = _KINDS[torch.optim.Adam]
+
+
+def group_names(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """The names of the parameters in each group of a member's optimizer."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    groups = [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
+    if sum(map(len, groups)) != sum(len(group["params"]) for group in optimizer.param_groups):
+        raise Unsupported("the optimizer trains parameters that are not the model's")
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring columns of one group that are updated together."""
+
+    start: int
+    stop: int
+    group: int
+    slot: int  # its first
+
+
+@final
+class FusedOptimizer:
+    """Steps the members' torch optimizers as one.
+
+    Every member keeps its torch optimizer: param groups are read from it (so any lr scheduler works), and its state
+    are views of this one's, so its ``state_dict`` needs no special code. An optimizer without a kernel steps member by
+    member on the views.
+
+    Attributes:
+        optimizers: The members' optimizers.
+        reason: Why the members are stepped one by one; None when they are fused.
+
+    Args:
+        stack: The members' weights, grouped by ``group_names``.
+        optimizers: One per member.
+        clips: The members' limits of the gradient's norm; None clips nothing.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        optimizers: Sequence[torch.optim.Optimizer],
+        clips: Sequence[float | None] | None = None,
+    ) -> None:
+        self.stack = stack
+        self.optimizers = list(optimizers)
+        self.clips = list(clips) if clips is not None else [None] * len(self.optimizers)
+        self.reason: str | None = None
+        self.state: dict[str, Rows] = {}
+        try:
+            self._kind: Kind | None = _kind(self.optimizers)
+        except Unsupported as error:
+            self._kind, self.reason = None, str(error)
+        self._runs: dict[tuple[bool, ...], list[_Run]] = {}
+        self._used: tuple[bool, ...] | None = None
+        self._setup()
+
+    def _setup(self) -> None:
+        count = len(self.optimizers)
+        device = self.stack.flat.device
+        kind = self._kind
+        self._values: list[dict[str, list[float]]] = []
+        self.numbers: list[dict[str, Tensor]] = []
+        self.flags: list[dict[str, bool]] = []
+        self.clip = None
+        if any(clip is not None for clip in self.clips):
+            limits = [math.inf if clip is None else float(clip) for clip in self.clips]
+            self.clip = torch.tensor(limits, dtype=torch.float64, device=device).unsqueeze(1)
+        if kind is None:
+            return
+        scalar = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        if not hasattr(self, "steps"):
+            self.steps = torch.zeros((count, len(self.stack.slots)), dtype=scalar)
+        for _ in self.stack.groups:
+            self._values.append({})
+            self.numbers.append(
+                {name: torch.zeros((count, 1), dtype=torch.float64, device=device) for name in kind.numbers}
+            )
+            self.flags.append({})
+        self.refresh()
+        wanted = list(kind.state)
+        for flag, name in kind.optional.items():
+            if any(flags[flag] for flags in self.flags):
+                wanted.append(name)
+        if kind.momentum is not None and any(flags["moves"] for flags in self.flags):
+            wanted.append(kind.momentum)
+        for name in wanted:
+            self.state.setdefault(name, torch.zeros_like(self.stack.flat))
+
+    # ------------------------------------------------------------ hyperparameters
+
+    def refresh(self) -> bool:
+        """Read the members' hyperparameters again; returns whether a switch changed.
+
+        Raises:
+            Unsupported: Members no longer agree on a switch.
+        """
+        kind = self._kind
+        if kind is None:
+            return False
+        changed = False
+        for number, (values, tensors) in enumerate(zip(self._values, self.numbers, strict=True)):
+            groups = [optimizer.param_groups[number] for optimizer in self.optimizers]
+            for name in kind.numbers:
+                now = [_number(group, name) for group in groups]
+                if values.get(name) != now:
+                    values[name] = now
+                    tensors[name].copy_(torch.tensor(now, dtype=torch.float64).unsqueeze(1))
+            flags = {name: _agreed(self.optimizers, groups, name) for name in kind.flags}
+            flags["decays"] = any(values["weight_decay"])
+            if "momentum" in values:
+                flags["moves"] = any(values["momentum"]) or (
+                    kind.momentum in self.state and not flags.get("nesterov", False)
+                )
+                flags["dampens"] = any(values.get("dampening", ()))
+            if flags != self.flags[number]:
+                changed = True
+                self.flags[number] = flags
+                if flags.get("moves") and kind.momentum is not None:
+                    self.state.setdefault(kind.momentum, torch.zeros_like(self.stack.flat))
+        return changed
+
+    # ------------------------------------------------------------ stepping
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Update all members with the gradients of the stack's leaves (None: not used, left as it is)."""
+        self.apply(self.join(gradients), tuple(g is not None for g in gradients))
+        self.count(gradients)
+
+    def join(self, gradients: Sequence[Tensor | None]) -> Rows:
+        """The gradients laid out like the stack."""
+        count = len(self.stack)
+        parts = [
+            torch.zeros((count, slot.stop - slot.start), dtype=self.stack.flat.dtype, device=self.stack.flat.device)
+            if g is None
+            else g.reshape(count, -1)
+            for g, slot in zip(gradients, self.stack.slots, strict=True)
+        ]
+        return torch.cat(parts, 1)
+
+    def apply(self, rows: Rows, used: tuple[bool, ...]) -> None:
+        """Clip and update. The steps' counts are ``count``'s."""
+        if self.clip is not None:
+            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            factor = (self.clip.to(rows.dtype) / (norms + 1e-6)).clamp_(max=1.0)
+            rows.mul_(torch.where(torch.isinf(self.clip), torch.ones_like(factor), factor))
+        kind = self._kind
+        if kind is None:
+            self._step_each(rows, used)
+            return
+        for run in self.runs(used):
+            cut = slice(run.start, run.stop)
+            state = {name: rows_[:, cut] for name, rows_ in self.state.items()}
+            t = self.steps[:, run.slot : run.slot + 1].to(rows.device, torch.float64) + 1.0
+            kind.kernel(
+                Update(
+                    self.stack.flat[:, cut], rows[:, cut], state, self.numbers[run.group], self.flags[run.group], t
+                )
+            )
+
+    def count(self, gradients: Sequence[Tensor | None]) -> None:
+        """One more step is behind the members."""
+        self.counted(tuple(g is not None for g in gradients))
+
+    def counted(self, used: tuple[bool, ...]) -> None:
+        """One more step is behind the members, of those parameters that were used."""
+        if self._kind is None:
+            return
+        if all(used):
+            self.steps += 1
+        else:
+            self.steps += torch.tensor(used, dtype=self.steps.dtype)
+        if used != self._used:
+            self._used = used
+            self.bind()
+
+    def runs(self, used: tuple[bool, ...]) -> list[_Run]:
+        """Which columns are updated together: those of a group, but for parameters that got no gradient."""
+        found = self._runs.get(used)
+        if found is None:
+            # Parameters that joined late have a count of their own: once that happens, each goes by itself.
+            alone = self._used is not None and self._used != used
+            found = []
+            for number, slot in enumerate(self.stack.slots):
+                if not used[number]:
+                    continue
+                last = found[-1] if found else None
+                if last is not None and last.group == slot.group and last.stop == slot.start and not alone:
+                    found[-1] = _Run(last.start, slot.stop, slot.group, last.slot)
+                else:
+                    found.append(_Run(slot.start, slot.stop, slot.group, number))
+            self._runs = {used: found}
+        return found
+
+    def _step_each(self, rows: Rows, used: tuple[bool, ...]) -> None:
+        for member, optimizer in enumerate(self.optimizers):
+            for slot, has in zip(self.stack.slots, used, strict=True):
+                p = self.stack.parameter(member, slot)
+                p.grad = self.stack.view(rows[member], slot) if has else None
+            with torch.enable_grad():
+                optimizer.step()
+
+    # ------------------------------------------------------------ members' own state
+
+    def adopt(self, members: Sequence[int]) -> None:
+        """Take over the state that these members' optimizers hold (after they loaded a checkpoint)."""
+        if self._kind is None:
+            return
+        with torch.no_grad():
+            for member in members:
+                for number, slot in enumerate(self.stack.slots):
+                    own = self.optimizers[member].state.get(self.stack.parameter(member, slot), {})
+                    for name, rows in self.state.items():
+                        value = own.get(name)
+                        target = self.stack.view(rows[member], slot)
+                        if value is None:
+                            target.zero_()
+                        elif value.data_ptr() != target.data_ptr():
+                            target.copy_(value)
+                    step = own.get("step")
+                    started = bool(own) if step is None else 0.0
+                    self.steps[member, number] = float(started if step is None else step)
+        self._runs = {}
+        self.bind()
+
+    def bind(self) -> None:
+        """Let the members' optimizers hold views of this one's state, once there is a step behind them."""
+        kind = self._kind
+        if kind is None:
+            return
+        for member, optimizer in enumerate(self.optimizers):
+            for number, slot in enumerate(self.stack.slots):
+                if not self.steps[member, number]:
+                    continue
+                own: dict[str, Any] = {"step": self.steps[member, number]} if kind.counts else {}
+                momentum = self._values[slot.group].get("momentum")
+                for name, rows in self.state.items():
+                    if name == kind.momentum and momentum is not None and not momentum[member]:
+                        continue
+                    own[name] = self.stack.view(rows[member], slot)
+                optimizer.state[self.stack.parameter(member, slot)] = own
+
+    def keep(self, members: Sequence[int]) -> list[torch.optim.Optimizer]:
+        """Go on with these members, after the stack did; returns the others' optimizers, standing on their own."""
+        kept = set(members)
+        gone = [o for i, o in enumerate(self.optimizers) if i not in kept]
+        for optimizer in gone:
+            release(optimizer)
+        rows = torch.as_tensor(list(members), dtype=torch.long)
+        self.optimizers = [self.optimizers[i] for i in members]
+        self.clips = [self.clips[i] for i in members]
+        if self._kind is not None:
+            self.state = {n: s.index_select(0, rows.to(s.device)) for n, s in self.state.items()}
+            self.steps = self.steps.index_select(0, rows)
+        self._setup()
+        self.bind()
+        return gone
+
+    def add(
+        self, optimizers: Sequence[torch.optim.Optimizer], clips: Sequence[float | None] | None = None
+    ) -> None:
+        """Take more members in, after the stack did."""
+        before = len(self.optimizers)
+        self.optimizers += optimizers
+        self.clips += list(clips) if clips is not None else [None] * len(optimizers)
+        if self._kind is not None:
+            _kind(self.optimizers)
+            more = len(optimizers)
+            self.state = {n: torch.cat([s, s.new_zeros((more, s.shape[1]))]) for n, s in self.state.items()}
+            self.steps = torch.cat([self.steps, self.steps.new_zeros((more, self.steps.shape[1]))])
+        self._setup()
+        self.adopt(range(before, len(self.optimizers)))
+
+
+def release(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer state tensors of its own."""
+    for own in optimizer.state.values():
+        for name, value in own.items():
+            if isinstance(value, Tensor):
+                own[name] = value.clone()
+
+
+def _kind(optimizers: Sequence[torch.optim.Optimizer]) -> Kind:
+    kinds = {type(optimizer) for optimizer in optimizers}
+    if len(kinds) > 1:
+        raise Unsupported(f"members have different optimizers: {', '.join(sorted(k.__name__ for k in kinds))}")
+    found = _KINDS.get(next(iter(kinds)))
+    if found is None:
+        name = next(iter(kinds)).__name__
+        raise Unsupported(f"{name} has no fused kernel: it steps member by member")
+    shapes = {tuple(len(group["params"]) for group in optimizer.param_groups) for optimizer in optimizers}
+    if len(shapes) > 1:
+        raise Unsupported("members' optimizers have different parameter groups")
+    for optimizer in optimizers:
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # type: ignore[attr-defined]
+            raise Unsupported("an optimizer has step hooks")
+        if any(group.get("differentiable") for group in optimizer.param_groups):
+            raise Unsupported("an optimizer is differentiable")
+    for number in range(len(optimizers[0].param_groups)):
+        groups = [optimizer.param_groups[number] for optimizer in optimizers]
+        for flag in found.flags:
+            _agreed(optimizers, groups, flag)
+    return found
+
+
+def _number(group: Mapping[str, Any], name: str) -> float:
+    if name == "beta1":
+        return float(group["betas"][0])
+    if name == "beta2":
+        return float(group["betas"][1])
+    return float(group[name])
+
+
+def _agreed(optimizers: Sequence[Any], groups: Sequence[Mapping[str, Any]], name: str) -> bool:
+    if name == "decoupled":
+        decoupled = isinstance(optimizers[0], torch.optim.AdamW)
+        values = {bool(group.get("decoupled_weight_decay", decoupled)) for group in groups}
+    else:
+        values = {bool(group[name]) for group in groups}
+    if len(values) > 1:
+        raise Unsupported(f"members' optimizers differ in {name}")
+    return values.pop()
