@@ -27,6 +27,9 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix src tests examples benchmarks
 	$(BIN)/ruff format src tests examples benchmarks
 
+bench-zeus: $(VENV)/.bench ## Recurring jobs replayed from the Zeus traces (PENSTOCK_DATA names their folder)
+	$(BIN)/python -m benchmarks.papers.zeus.replay
+
 bench-%: $(VENV)/.bench ## Run one benchmark, e.g. bench-throughput; results land in benchmarks/results
 	$(BIN)/python benchmarks/$*.py
 

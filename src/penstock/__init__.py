@@ -38,6 +38,7 @@ _HOMES = {
     "penstock.schedule": ("ASHA", "Full", "Halving", "Hyperband", "MedianStop", "PBT", "Plateau", "SM2"),
     "penstock.train": ("Command", "Data", "EnergyLoader", "Run", "Task", "find_lr"),
     "penstock.execute": ("Local", "Simulated"),
+    "penstock.recurring": ("RecurringJob",),
     "penstock.study": ("Study",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from penstock.energy import EtaCost, LeastEnergy, LeastEnergyWithin, LeastTime, Meter, PowerLimiter
     from penstock.execute import Local, Simulated
     from penstock.goal import Budget
+    from penstock.recurring import RecurringJob
     from penstock.sample import TPE, Grid, OptunaSampler, Random, Walk, WarmStart
     from penstock.schedule import ASHA, PBT, SM2, Full, Halving, Hyperband, MedianStop, Plateau
     from penstock.space import Choice, Float, Int, Space, equals, greater, less, one_of

@@ -1,4 +1,4 @@
-"""The command line: ``penstock tune | resume | report | trials | simulate | measure | doctor``."""
+"""The command line: ``penstock tune | resume | report | trials | simulate | recur | replay | measure | doctor``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import typer
 
 from penstock.cli._doctor import doctor
 from penstock.cli._measure import measure
+from penstock.cli._recur import recur
+from penstock.cli._replay import replay
 from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
 
 if TYPE_CHECKING:
@@ -28,15 +30,20 @@ app = typer.Typer(
 StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A path or a postgresql:// URL.")]
 StudyOption = Annotated[str | None, typer.Option("--study", help="Its name; default: the newest.")]
 ViewOption = Annotated[str, typer.Option("--view", help="auto, live, lines or quiet.")]
-JsonlOption = Annotated[str | None, typer.Option("--jsonl", help="Also write events as JSON lines; - is stdout.")]
+JsonlOption = Annotated[
+    str | None, typer.Option("--jsonl", help="Also write events as JSON lines; - is stdout.")
+]
 BudgetOption = Annotated[
-    list[str] | None, typer.Option("--budget", help="NAME=NUMBER: trials, epochs, time_s, energy_wh, co2_g, cost.")
+    list[str] | None,
+    typer.Option("--budget", help="NAME=NUMBER: trials, epochs, time_s, energy_wh, co2_g, cost."),
 ]
 
 
 @app.command()
 def tune(
-    target: Annotated[str, typer.Argument(metavar="FILE:STUDY", help="tune.py:study or package.module:study.")],
+    target: Annotated[
+        str, typer.Argument(metavar="FILE:STUDY", help="tune.py:study or package.module:study.")
+    ],
     view: ViewOption = "auto",
     jsonl: JsonlOption = None,
     budget: BudgetOption = None,
@@ -55,7 +62,9 @@ def resume(
     view: ViewOption = "auto",
     jsonl: JsonlOption = None,
     budget: BudgetOption = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Set aside damaged records at the end first.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set aside damaged records at the end first.")
+    ] = False,
 ) -> None:
     """Go on with a study where it was left, after Ctrl-C, a crash or a used-up budget."""
     from penstock.study import Study
@@ -119,19 +128,23 @@ def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
     table = Table(box=None)
+    width = None if sys.stdout.isatty() else 10_000  # nobody reads a pipe by its width
     shown = [name for name in names if any(item.get(name) not in (None, "") for item in rows)]
     for name in shown:
         table.add_column(name)
     for item in rows:
         cells = [item.get(name) for name in shown]
-        table.add_row(*(Text("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c)) for c in cells))
-    Console().print(table)
+        table.add_row(
+            *(Text("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c)) for c in cells)
+        )
+    Console(width=width).print(table)
 
 
 @app.command()
 def simulate(
     target: Annotated[
-        str | None, typer.Argument(metavar="[FILE:STUDY]", help="A study to simulate; default: made-up curves.")
+        str | None,
+        typer.Argument(metavar="[FILE:STUDY]", help="A study to simulate; default: made-up curves."),
     ] = None,
     devices: Annotated[int, typer.Option("--devices", min=1, help="Simulated devices.")] = 8,
     epoch_s: Annotated[float, typer.Option("--epoch-s", min=0.0, help="Simulated seconds per epoch.")] = 60.0,
@@ -158,6 +171,8 @@ def simulate(
 
 
 app.command()(doctor)
+app.command()(recur)
+app.command()(replay)
 app.command(context_settings={"ignore_unknown_options": True})(measure)
 
 
@@ -169,7 +184,9 @@ def _load_study(target: str) -> Study:
     if callable(found) and not isinstance(found, Study):
         found = found()
     if not isinstance(found, Study):
-        raise InvalidInput(f"{target} is not a penstock.Study (nor a function that returns one), but {found!r}.")
+        raise InvalidInput(
+            f"{target} is not a penstock.Study (nor a function that returns one), but {found!r}."
+        )
     return found
 
 
@@ -193,7 +210,10 @@ def _repair(store: str, name: str | None) -> None:
         good = opened.tail_ok(entry.id)
         if good < entry.events:
             opened.cut(entry.id, keep=good)
-            print(f"Set aside {entry.events - good} records of {entry.name!r} after record {good}.", file=sys.stderr)
+            print(
+                f"Set aside {entry.events - good} records of {entry.name!r} after record {good}.",
+                file=sys.stderr,
+            )
     finally:
         opened.close()
 

@@ -22,7 +22,9 @@ def load(target: str, default: str) -> Any:
     place, _, name = target.partition(":")
     name = name or default
     if not place:
-        raise InvalidInput(f"{target!r} names no file or module: write tune.py:{name} or package.module:{name}.")
+        raise InvalidInput(
+            f"{target!r} names no file or module: write tune.py:{name} or package.module:{name}."
+        )
     is_file = place.endswith(".py") or "/" in place
     module = _load_file(Path(place)) if is_file else _load_module(place)
     value: Any = module
@@ -36,7 +38,9 @@ def load(target: str, default: str) -> Any:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InvalidInput(f"There is no file {str(path)!r} here. Give a path to a Python file, e.g. tune.py:study.")
+        raise InvalidInput(
+            f"There is no file {str(path)!r} here. Give a path to a Python file, e.g. tune.py:study."
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{str(path)!r} is not a Python file: its name must end in .py.")
@@ -63,7 +67,9 @@ def _execute(action: Any, what: str) -> None:
     except PenstockError:
         raise
     except ModuleNotFoundError as error:
-        raise InvalidInput(f"Loading {what} failed: {error}. Is it installed, or is this the wrong folder?") from error
+        raise InvalidInput(
+            f"Loading {what} failed: {error}. Is it installed, or is this the wrong folder?"
+        ) from error
     except Exception as error:
         lines = traceback.format_exception(type(error), error, _users(error))
         raise InvalidInput(f"Loading {what} failed:\n{''.join(lines).rstrip()}") from error

@@ -26,7 +26,9 @@ class LimitProfile:
     throughput: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.limit_w < math.inf and 0 <= self.power_w < math.inf and 0 < self.throughput < math.inf):
+        if not (
+            0 < self.limit_w < math.inf and 0 <= self.power_w < math.inf and 0 < self.throughput < math.inf
+        ):
             raise InvalidInput(f"Not what a power limit can do: {self}.")
 
     @property

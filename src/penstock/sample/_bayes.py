@@ -336,7 +336,7 @@ class Bayes(Sampler):
         whole = believed if base is None else believed + base(x)
         allowed = self._allows(cube, points)
         # Noise: the least expected value, not the least observed one. Only what the limits allow can be improved on.
-        best = float(whole[allowed].min()) if allowed.any() else float(whole.max(initial=1.0))
+        best = float(whole[allowed].min()) if allowed.any() else float(whole.max()) if len(whole) else 0.0
         if len(waiting):
             ahead = cube.expand(waiting)
             guess = process.predict(ahead)[0]

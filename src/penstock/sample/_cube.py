@@ -6,16 +6,20 @@ Imports numpy; imported lazily.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core import Config
-from penstock.space import Choice, Int, Space
+from penstock.space import Choice, Condition, Domain, Int, Space
 
 Array: TypeAlias = NDArray[np.float64]
+Test: TypeAlias = Callable[[Array], NDArray[np.bool_]]
+
+FILLER = 0.5  # where Space.encode puts an inactive domain
+_TABLE = 4096
 
 
 @final
@@ -36,7 +40,13 @@ class Cube:
         self._bins = np.array(
             [d.count is not None and not (isinstance(d, Int) and d.log) for d in domains], dtype=bool
         )
-        self._conditional = any(d.when is not None for d in domains)
+        place = {name: i for i, name in enumerate(space.names)}
+        self._tests: list[tuple[int, list[tuple[int, Test]]]] = []
+        for name in space.order:  # parents first
+            when = space[name].when
+            if when is not None:
+                tests = [(place[atom.name], _test(space[atom.name], atom)) for atom in when.atoms]
+                self._tests.append((place[name], tests))
         self._plain = not self.choices.any()
         # The least step that changes a domain's value, for walks over discrete ones.
         self.steps = np.where(np.isinf(self.counts), 0.0, 1.0 / np.maximum(self.counts, 1.0))
@@ -56,16 +66,24 @@ class Cube:
             low, high = math.log(domain.low - 0.5), math.log(domain.high + 0.5)
             values = np.clip(np.rint(np.exp(low + units[:, i] * (high - low))), domain.low, domain.high)
             units[:, i] = np.clip((np.log(values) - low) / (high - low), 0.0, 1.0)
-        if self._conditional:
-            for i, row in enumerate(units):
-                units[i] = self.space.encode(self.space.decode(row.tolist()))
+        if self._tests:
+            units[~self._active(units)] = FILLER
         return units
+
+    def _active(self, units: Array) -> NDArray[np.bool_]:
+        """Which domains are part of each point's configuration."""
+        active = np.ones(units.shape, dtype=bool)
+        for i, tests in self._tests:
+            for parent, holds in tests:
+                active[:, i] &= active[:, parent] & holds(units[:, parent])
+        return active
 
     def expand(self, units: Array) -> Array:
         """The encoding with one number per value of a choice."""
         if self._plain:
             return units
         parts = []
+        active = self._active(units) if self._tests else None
         for i, count in enumerate(self.counts):
             column = units[:, i]
             if not self.choices[i]:
@@ -74,14 +92,8 @@ class Cube:
             hot = np.zeros((len(units), int(count)))
             index = np.minimum((column * count).astype(int), int(count) - 1)
             hot[np.arange(len(units)), index] = 1.0
-            if self._conditional:
-                name = self.space.names[i]
-                if self.space[name].when is not None:
-                    # Half is the filler, but also the middle value of an odd count: ask the configuration.
-                    middle = np.flatnonzero(column == 0.5)
-                    for row in middle:
-                        if name not in self.space.decode(units[row].tolist()):
-                            hot[row] = 0.5
+            if active is not None:
+                hot[~active[:, i]] = FILLER
             parts.append(hot)
         return np.hstack(parts)
 
@@ -111,3 +123,30 @@ class Cube:
             np.mod(stepped + 1.0, 2.0) - 1.0
         )  # reflected at the walls: clipping would pile up there
         return self.snap(np.where(moved, inside, points))
+
+
+def _test(domain: Domain, atom: Any) -> Test:
+    """A condition's test on one parent, for many of its unit numbers at once."""
+    count = domain.count
+    if count is not None and count <= _TABLE:
+        units = [domain.to_unit(domain.value_at(i)) for i in range(count)]
+        table = np.array([_holds(atom, domain.value_at(i)) for i in range(count)])
+        order = np.argsort(units)
+        edges, sorted_table = np.array(units)[order], table[order]
+
+        def among(column: Array) -> NDArray[np.bool_]:
+            at = np.clip(np.searchsorted(edges, column), 0, count - 1)
+            before = np.maximum(at - 1, 0)
+            nearer = np.abs(edges[before] - column) < np.abs(edges[at] - column)
+            found: NDArray[np.bool_] = sorted_table[np.where(nearer, before, at)]
+            return found
+
+        return among
+    data = atom.to_json()
+    bound = domain.to_unit(data["bound"])
+    above = data["test"] == "greater"
+    return lambda column: column > bound if above else column < bound
+
+
+def _holds(atom: Condition, value: Any) -> bool:
+    return atom.holds({atom.parents[0]: value})

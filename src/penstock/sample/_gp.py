@@ -54,6 +54,8 @@ def fit(x: Array, y: Array, starts: int = 1) -> Hyper:
     comparable in many dimensions (Hvarfner et al. 2024), signal near 1, noise small but free to grow.
     """
     n, d = x.shape
+    if n == 0:
+        return Hyper(np.full(d, 0.4 * math.sqrt(d)), 1.0, 1e-2)
     apart = (x[:, None, :] - x[None, :, :]) ** 2
     flat = np.ascontiguousarray(apart.reshape(n * n, d).T)
     center, spread = math.sqrt(2.0) + 0.5 * math.log(d), math.sqrt(3.0)
@@ -115,6 +117,10 @@ class Process:
 
     def __init__(self, x: Array, y: Array, hyper: Hyper) -> None:
         self.hyper = hyper
+        self.mean = 0.0
+        self._empty = not len(y)
+        if self._empty:
+            return
         self._x = x / hyper.scales
         self._norms = (self._x**2).sum(axis=1)
         squares = self._norms[:, None] + self._norms[None] - 2.0 * self._x @ self._x.T
@@ -134,6 +140,8 @@ class Process:
 
     def predict(self, x: Array) -> tuple[Array, Array]:
         """Means and standard deviations of the function (without noise) at points."""
+        if self._empty:
+            return np.zeros(len(x)), np.full(len(x), math.sqrt(self.hyper.signal))
         scaled = x / self.hyper.scales
         squares = (scaled**2).sum(axis=1)[:, None] + self._norms[None] - 2.0 * scaled @ self._x.T
         cross = self.hyper.signal * matern(squares)
