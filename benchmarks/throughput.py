@@ -98,15 +98,15 @@ def main() -> None:
     contenders = {
         "penstock": lambda: penstock(20_000),
         "process pool": lambda: pool(20_000),
-        "optuna sqlite": lambda: optuna_sqlite(300),
-        "optuna journal": lambda: optuna_journal(1_500),
+        "optuna sqlite": lambda: optuna_sqlite(150),
+        "optuna journal": lambda: optuna_journal(800),
     }
     if not options.no_ray:
         os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        contenders["ray tune"] = lambda: ray_tune(30)
+        contenders["ray tune"] = lambda: ray_tune(20)
     rates = _bench.interleave(contenders, options.repeats)
     print("\ntrivial trials per second, start of workers included (Ray's own start is not counted)")
     ratios: dict[str, list[float]] = {}

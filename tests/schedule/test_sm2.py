@@ -132,6 +132,7 @@ def test_explorations_carry_their_parameters_and_configurations_differ_in_the_ba
         assert segment.trial.config == {"weight_decay": 0.1, "batch_size": size}
         assert segment.options == {
             "mode": "explore", "round": 0, "lrs": 40, "lr_range": [1e-4, 0.5], "fraction": 0.1,
+            "explorations": [0],
         }  # fmt: skip
     assert len({s.trial.seed for s in journal.segments}) == 1
     assert {s.options["mode"] for s in journal.groups[1].segments} == {"thorough"}
@@ -306,8 +307,8 @@ def test_the_report_reads_from_the_journal_what_the_scheduler_decided():
     assert told.explored.joules == pytest.approx(explored)
     last = journal.segments[-1].trial.id
     rows = told.epochs[last]
-    assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
-    assert [row[0] for row in rows if row[1]] == [
+    assert [row.epoch for row in rows] == list(range(1, len(rows) + 1))
+    assert [row.epoch for row in rows if row.explored] == [
         s.until for s in journal.segments if s.trial.id == last and s.options["mode"] == "explore"
     ]
 

@@ -56,7 +56,9 @@ def test_a_full_disk_is_a_clear_error_and_the_study_goes_on_when_there_is_room(t
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    done = subprocess.run([sys.executable, "-c", script], preexec_fn=small_files, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], preexec_fn=small_files, capture_output=True, text=True
+    )
     assert done.returncode != 0
     assert "StoreUnwritable" in done.stderr
     assert str(path) in done.stderr
@@ -72,7 +74,9 @@ def test_a_damaged_last_record_is_reported_and_the_rest_stays_readable(tmp_path)
     whole = study(path).run()
     with sqlite3.connect(path) as raw:
         last = raw.execute("SELECT max(seq) FROM penstock_events").fetchone()[0]
-        raw.execute("UPDATE penstock_events SET data = substr(data, 1, length(data) - 1) WHERE seq = ?", (last - 3,))
+        raw.execute(
+            "UPDATE penstock_events SET data = substr(data, 1, length(data) - 1) WHERE seq = ?", (last - 3,)
+        )
     report = penstock("report", path)
     assert report.returncode == 2
     assert f"{last - 3}" in report.stderr

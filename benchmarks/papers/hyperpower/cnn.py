@@ -106,7 +106,15 @@ class Problem:
         inputs = channels * size**2
         for outputs in (c["fc_units"], 10):
             weights = inputs * outputs
-            layers.append(Layer(2.0 * BATCH * weights, 4.0 * (weights + BATCH * (inputs + outputs)), weights, BATCH * outputs, 0))
+            layers.append(
+                Layer(
+                    2.0 * BATCH * weights,
+                    4.0 * (weights + BATCH * (inputs + outputs)),
+                    weights,
+                    BATCH * outputs,
+                    0,
+                )
+            )
             inputs = outputs
         return layers
 
@@ -136,7 +144,11 @@ class Problem:
         layers = self.layers(c)
         outputs = [BATCH * self.channels * self.size**2, *(layer.output for layer in layers)]
         live = max(a + b for a, b in zip(outputs, outputs[1:], strict=False))
-        columns = [layer.kernel**2 * before for layer, before in zip(layers, outputs, strict=False) if layer.kernel > 1]
+        columns = [
+            layer.kernel**2 * before
+            for layer, before in zip(layers, outputs, strict=False)
+            if layer.kernel > 1
+        ]
         # Caffe keeps every blob, and an im2col workspace per convolution.
         raw = 4.0 * (sum(outputs) + sum(layer.weights for layer in layers) + live + 0.5 * max(columns))
         block = 2.0**21
@@ -172,7 +184,10 @@ class Problem:
         if self.dataset == "mnist":
             off = rate - (-0.75 + 0.1 * (c["conv1_features"] - 50) / 30)
             value = 0.72 + 0.35 * off**2 + 0.08 * abs(off)
-            value += 0.9 / (c["conv1_features"] / 20) ** 1.3 * 0.25 + 0.9 / (c["conv2_features"] / 20) ** 1.1 * 0.35
+            value += (
+                0.9 / (c["conv1_features"] / 20) ** 1.3 * 0.25
+                + 0.9 / (c["conv2_features"] / 20) ** 1.1 * 0.35
+            )
             value += 0.12 * (c["conv1_kernel"] - 4) ** 2 / 4 + 0.22 / (c["fc_units"] / 200)
             scatter = 0.015
         else:
@@ -198,7 +213,7 @@ class Problem:
         rate = math.log10(c["lr"] / (1 - c["momentum"]))
         slow = self.epochs * min(0.35, 0.05 + 0.06 * max(0.0, -0.9 - rate))
         return [
-            final + (CHANCE_ERROR - final) * math.exp(-(e / slow) ** 0.8) + draw.gauss(0, 0.004 * final)
+            final + (CHANCE_ERROR - final) * math.exp(-((e / slow) ** 0.8)) + draw.gauss(0, 0.004 * final)
             for e in range(1, self.epochs + 1)
         ]
 

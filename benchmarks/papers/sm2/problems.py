@@ -95,6 +95,10 @@ def perplexity(output: Tensor, target: Tensor) -> Tensor:
     return next_char(output, target).exp()
 
 
+def next_char_accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(-1) == target).float().mean()
+
+
 class Block(nn.Module):
     """A residual block."""
 

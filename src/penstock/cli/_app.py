@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,14 +86,19 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a study found and what it cost."""
-    from penstock.report import read_journal, summarize, summary_text
+    from penstock.report import read_journal, sm2_parameters, sm2_report, sm2_text, summarize, summary_text
 
     journal = read_journal(store, study)
+    sm2 = None if sm2_parameters(journal.entry.spec) is None else sm2_report(journal)
     if as_json:
         told = summarize(journal.entry.name, journal.goal, journal.state, journal.entry.spec)
+        if sm2 is not None:
+            told["sm2"] = {"rounds": [dataclasses.asdict(r) for r in sm2.rounds], "parity": sm2.parity}
         print(json.dumps(told | {"problem": journal.problem}))
     else:
         print(summary_text(journal.entry.name, journal.goal, journal.state, top=top, spec=journal.entry.spec))
+        if sm2 is not None:
+            print(sm2_text(sm2))
     if journal.problem:
         raise StoreCorrupt(f"{journal.problem} What stands above is everything before it.")
 

@@ -78,7 +78,9 @@ class TrialRecord:
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in self.config.items()
         )
-        return f"trial {self.id} ({self.status.value}, {self.epoch} epochs): {metrics or 'no report'}; {config}"
+        return (
+            f"trial {self.id} ({self.status.value}, {self.epoch} epochs): {metrics or 'no report'}; {config}"
+        )
 
 
 @dataclass(slots=True)

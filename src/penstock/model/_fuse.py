@@ -20,7 +20,7 @@ _INTERNAL = frozenset(
     {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_PER_MEMBER = {
+_PER_MEMBER: dict[type, frozenset[str]] = {
     **{kind: frozenset({"p"}) for kind in _DROPOUTS},
     nn.MultiheadAttention: frozenset({"dropout"}),
     nn.LSTM: frozenset({"dropout"}),
@@ -113,7 +113,9 @@ class Fusion:
                 self._collect(members, put)
             leaves, spec = pytree.tree_flatten(result)
             out = [
-                functorch._remove_batch_dim(leaf, members.level, count, 0) if isinstance(leaf, Tensor) else leaf
+                functorch._remove_batch_dim(leaf, members.level, count, 0)
+                if isinstance(leaf, Tensor)
+                else leaf
                 for leaf in leaves
             ]
         finally:
@@ -179,10 +181,9 @@ class Fusion:
         put = [members.wrap(stacked) for _, stacked in self.stack.tensors]
         for (place, key, _), tensor in zip(self._places, put, strict=True):
             place[key] = tensor
-        for module in self._recurrent:  # they keep their weights in a second place
-            module.__dict__["_flat_weights"] = [
-                module._parameters.get(name) for name in module._flat_weights_names
-            ]
+        for recurrent in self._recurrent:  # they keep their weights in a second place
+            names = recurrent._flat_weights_names
+            recurrent.__dict__["_flat_weights"] = [recurrent._parameters.get(name) for name in names]
         for module, name, numbers in self._numbers:
             module.__dict__[name] = members.wrap(numbers)
         try:
@@ -190,8 +191,8 @@ class Fusion:
         finally:
             for place, key, _ in self._places:
                 place[key] = None
-            for module in self._recurrent:
-                module.__dict__["_flat_weights"] = []
+            for recurrent in self._recurrent:
+                recurrent.__dict__["_flat_weights"] = []
             for module, name, numbers in self._numbers:
                 module.__dict__[name] = float(numbers[0])
 
@@ -307,7 +308,8 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(
             a.__code__ is b.__code__
             and a.__defaults__ == b.__defaults__
-            and [c.cell_contents for c in a.__closure__ or ()] == [c.cell_contents for c in b.__closure__ or ()]
+            and [c.cell_contents for c in a.__closure__ or ()]
+            == [c.cell_contents for c in b.__closure__ or ()]
         )
     # Plain objects of one kind (a torch generator, a lock, a config) are compared by what they hold.
     return bool(getattr(a, "__dict__", None)) and vars(a) == vars(b)
@@ -317,4 +319,6 @@ def _reason(error: BaseException) -> Exception:
     if isinstance(error, Unsupported):
         return error
     text = str(error).strip().split("\n")[0]
-    return Unsupported(f"the forward can't be computed for all members at once: {type(error).__name__}: {text}")
+    return Unsupported(
+        f"the forward can't be computed for all members at once: {type(error).__name__}: {text}"
+    )

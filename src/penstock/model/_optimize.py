@@ -286,7 +286,9 @@ class FusedOptimizer:
         """The gradients laid out like the stack."""
         count = len(self.stack)
         parts = [
-            torch.zeros((count, slot.stop - slot.start), dtype=self.stack.flat.dtype, device=self.stack.flat.device)
+            torch.zeros(
+                (count, slot.stop - slot.start), dtype=self.stack.flat.dtype, device=self.stack.flat.device
+            )
             if g is None
             else g.reshape(count, -1)
             for g, slot in zip(gradients, self.stack.slots, strict=True)
@@ -309,7 +311,12 @@ class FusedOptimizer:
             t = self.steps[:, run.slot : run.slot + 1].to(rows.device, torch.float64) + 1.0
             kind.kernel(
                 Update(
-                    self.stack.flat[:, cut], rows[:, cut], state, self.numbers[run.group], self.flags[run.group], t
+                    self.stack.flat[:, cut],
+                    rows[:, cut],
+                    state,
+                    self.numbers[run.group],
+                    self.flags[run.group],
+                    t,
                 )
             )
 
@@ -393,7 +400,8 @@ class FusedOptimizer:
                     if name == kind.momentum and momentum is not None and not momentum[member]:
                         continue
                     own[name] = self.stack.view(rows[member], slot)
-                optimizer.state[self.stack.parameter(member, slot)] = own
+                if own:
+                    optimizer.state[self.stack.parameter(member, slot)] = own
 
     def keep(self, members: Sequence[int]) -> list[torch.optim.Optimizer]:
         """Go on with these members, after the stack did; returns the others' optimizers, standing on their own."""
@@ -438,7 +446,9 @@ def release(optimizer: torch.optim.Optimizer) -> None:
 def _kind(optimizers: Sequence[torch.optim.Optimizer]) -> Kind:
     kinds = {type(optimizer) for optimizer in optimizers}
     if len(kinds) > 1:
-        raise Unsupported(f"members have different optimizers: {', '.join(sorted(k.__name__ for k in kinds))}")
+        raise Unsupported(
+            f"members have different optimizers: {', '.join(sorted(k.__name__ for k in kinds))}"
+        )
     found = _KINDS.get(next(iter(kinds)))
     if found is None:
         name = next(iter(kinds)).__name__
@@ -447,7 +457,7 @@ def _kind(optimizers: Sequence[torch.optim.Optimizer]) -> Kind:
     if len(shapes) > 1:
         raise Unsupported("members' optimizers have different parameter groups")
     for optimizer in optimizers:
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # type: ignore[attr-defined]
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             raise Unsupported("an optimizer has step hooks")
         if any(group.get("differentiable") for group in optimizer.param_groups):
             raise Unsupported("an optimizer is differentiable")

@@ -48,9 +48,7 @@ class Stack:
         Unsupported: The models differ in a way that can't be stacked; says in what.
     """
 
-    def __init__(
-        self, modules: Sequence[nn.Module], groups: Sequence[Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, modules: Sequence[nn.Module], groups: Sequence[Sequence[str]] | None = None) -> None:
         if not modules:
             raise Unsupported("There is nothing to fuse: no members.")
         self.modules = list(modules)
@@ -98,7 +96,9 @@ class Stack:
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Every name of a parameter or buffer with its stacked tensor, members first."""
-        found = [(name, leaf) for slot, leaf in zip(self.slots, self.leaves, strict=True) for name in slot.names]
+        found = [
+            (name, leaf) for slot, leaf in zip(self.slots, self.leaves, strict=True) for name in slot.names
+        ]
         for tied in self._frozen:
             found += [(name, self.others[tied[0]]) for name in tied]
         return found + [(name, self.others[name]) for name in self._buffers]

@@ -158,9 +158,7 @@ class FusedStep:
 
         fusion, optimizer, stack = self.fusion, self.optimizer, self.fusion.stack
         masks = [
-            torch.ones(w.shape, dtype=w.dtype, device=w.device)
-            .new_empty((len(fusion), *w.shape))
-            .fill_(1.0)
+            torch.ones(w.shape, dtype=w.dtype, device=w.device).new_empty((len(fusion), *w.shape)).fill_(1.0)
             for w in wanted
         ]
         masks = [
@@ -178,7 +176,9 @@ class FusedStep:
             kept_numbers, kept_clip = optimizer.numbers, optimizer.clip
             try:
                 stack.flat, optimizer.steps = next(left), next(left)
-                stack.leaves = [stack.view(stack.flat, slot).detach().requires_grad_() for slot in stack.slots]
+                stack.leaves = [
+                    stack.view(stack.flat, slot).detach().requires_grad_() for slot in stack.slots
+                ]
                 stack.others = {name: next(left) for name in kept[3]}
                 optimizer.state = {name: next(left) for name in kept[4]}
                 optimizer.numbers = [{name: next(left) for name in numbers} for numbers in kept_numbers]

@@ -32,8 +32,9 @@ _UNIFORM = 512
 _AROUND_BEST = 256
 _PARENTS = 4
 _CHILDREN = 40
-_SIGMAS = (0.15, 0.07, 0.03, 0.015, 0.006)
-_POOL = 64
+_COARSE = (0.15, 0.07)
+_FINE = (0.03, 0.01)
+_POOL = 2  # starting points to choose from: more of them push all into the corners
 
 Weight = Literal["indicator", "probability", "gp"]
 
@@ -44,6 +45,13 @@ class _Told:
     values: Values | None
     epoch: int
     final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    process: Process
+    base: Any  # a function of points that the process deviates from, or None
+    best: float
 
 
 @final
@@ -210,7 +218,7 @@ class Bayes(Sampler):
 
         best: Array | None = None
         for _ in range(8):
-            pool = cube.draw(_POOL if self._gate is None else 4 * _POOL, rng)
+            pool = cube.draw(_POOL if self._gate is None else 16 * _POOL, rng)
             allowed = pool[self._allows(cube, pool)]
             fresh = allowed[[_key(row) not in taken for row in allowed]] if len(allowed) else allowed
             if len(fresh):
@@ -237,7 +245,8 @@ class Bayes(Sampler):
         """Where the acquisition is largest: uniform points and ones near the best, then local search."""
         import numpy as np
 
-        score = self._acquisition(cube, points, values, waiting)
+        model = self._model(cube, points, values, waiting)
+        score = self._acquisition(cube, points, model)
         order = np.argsort(values, kind="stable")
         if self._gate is not None and len(points):
             allowed = self._allows(cube, points[order])
@@ -251,18 +260,59 @@ class Bayes(Sampler):
         parents, heights = self._best_allowed(cube, candidates, scores, taken, _PARENTS)
         if not len(parents):
             return self._spread(cube, np.vstack([points, waiting]), taken, rng)
-        for sigma in _SIGMAS:
-            children = cube.near(parents, _CHILDREN, sigma, rng)
-            scores = score(children)
-            for i in range(len(parents)):
-                own = slice(i * _CHILDREN, (i + 1) * _CHILDREN)
-                better = scores[own] > heights[i]
-                if better.any():
-                    kids, kid_scores = children[own][better], scores[own][better]
-                    found, height = self._best_allowed(cube, kids, kid_scores, taken, 1)
-                    if len(found):
-                        parents[i], heights[i] = found[0], height[0]
+        for sigma in _COARSE:
+            self._search(cube, score, parents, heights, sigma, taken, rng)
+        self._climb(cube, model, score, parents, heights, taken)
+        for sigma in _FINE:
+            self._search(cube, score, parents, heights, sigma, taken, rng)
         return cube.config(parents[int(np.argmax(heights))])
+
+    def _search(
+        self,
+        cube: Cube,
+        score: Any,
+        parents: Array,
+        heights: Array,
+        sigma: float,
+        taken: set[bytes],
+        rng: np.random.Generator,
+    ) -> None:
+        """Replace each parent by its best allowed child, if that is better."""
+        children = cube.near(parents, _CHILDREN, sigma, rng)
+        scores = score(children)
+        for i in range(len(parents)):
+            own = slice(i * _CHILDREN, (i + 1) * _CHILDREN)
+            better = scores[own] > heights[i]
+            if better.any():
+                kids, kid_scores = children[own][better], scores[own][better]
+                found, height = self._best_allowed(cube, kids, kid_scores, taken, 1)
+                if len(found):
+                    parents[i], heights[i] = found[0], height[0]
+
+    def _climb(
+        self, cube: Cube, model: _Model, score: Any, parents: Array, heights: Array, taken: set[bytes]
+    ) -> None:
+        """Follow the gradient; where it leaves what the limits allow, go as far as they do."""
+        import numpy as np
+
+        from penstock.sample._gp import climb
+
+        x = cube.expand(parents)
+        free = cube.free
+        if not free.any():
+            return
+        offset = np.zeros(len(x)) if model.base is None else model.base(x)
+        moved = cube.collapse(climb(model.process, x, free, offset, model.best), parents)
+        # Halfway points too: the summit may be forbidden, or beyond what the base's constant holds for.
+        steps = np.array([1.0, 0.75, 0.5, 0.25, 0.1])
+        for i in range(len(parents)):
+            line = cube.snap(parents[i] + steps[:, None] * (moved[i] - parents[i]))
+            scores = score(line)
+            better = scores > heights[i]
+            if better.any():
+                found, height = self._best_allowed(cube, line[better], scores[better], taken, 1)
+                if len(found):
+                    parents[i], heights[i] = found[0], height[0]
 
     def _best_allowed(
         self, cube: Cube, points: Array, scores: Array, taken: set[bytes], wanted: int
@@ -291,13 +341,13 @@ class Bayes(Sampler):
             return np.ones(len(points), dtype=bool)
         return self._gate.excess([cube.config(point) for point in points]) <= 0.0
 
-    def _acquisition(self, cube: Cube, points: Array, values: Array, waiting: Array) -> Any:
+    def _acquisition(self, cube: Cube, points: Array, model: _Model) -> Any:
         """The function to maximise over points: log EI, plus the log probability that limits are kept."""
         import numpy as np
 
         from penstock.sample._gp import log_ei
 
-        process, base, best = self._model(cube, points, values, waiting)
+        process, base, best = model.process, model.base, model.best
         gates: list[tuple[Process, float, float]] = []
         gate = self._gate
         if gate is not None and self._weight == "gp" and len(points) >= 2:
@@ -320,7 +370,7 @@ class Bayes(Sampler):
 
         return score
 
-    def _model(self, cube: Cube, points: Array, values: Array, waiting: Array) -> tuple[Process, Any, float]:
+    def _model(self, cube: Cube, points: Array, values: Array, waiting: Array) -> _Model:
         """The process of all results with the pending ones, the base it deviates from, and the value to improve on."""
         import numpy as np
 
@@ -341,7 +391,7 @@ class Bayes(Sampler):
             ahead = cube.expand(waiting)
             guess = process.predict(ahead)[0]
             process = Process(np.vstack([x, ahead]), np.concatenate([deviation, guess]), hyper)
-        return process, base, best
+        return _Model(process, base, best)
 
     def _hyper(self, cube: Cube, x: Array, values: Array) -> Hyper:
         """Hyperparameters from the first results; a function of the results alone, so a resume finds the same."""

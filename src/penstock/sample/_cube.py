@@ -50,7 +50,13 @@ class Cube:
         self._plain = not self.choices.any()
         # The least step that changes a domain's value, for walks over discrete ones.
         self.steps = np.where(np.isinf(self.counts), 0.0, 1.0 / np.maximum(self.counts, 1.0))
-        self.dimensions = space.width(one_hot=True)
+        self._columns = np.concatenate(
+            [[i] * (d.count if isinstance(d, Choice) else 1) for i, d in enumerate(domains)] or [[]]
+        ).astype(int)
+        self._numbers = ~self.choices[self._columns] if len(domains) else np.zeros(0, dtype=bool)
+        # Numbers with many values can be moved as if they were continuous. Conditional ones can't: they may vanish.
+        smooth = ~self.choices & (self.counts > 4) & np.array([d.when is None for d in domains], dtype=bool)
+        self.free = smooth[self._columns] if len(domains) else np.zeros(0, dtype=bool)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -96,6 +102,12 @@ class Cube:
                 hot[~active[:, i]] = FILLER
             parts.append(hot)
         return np.hstack(parts)
+
+    def collapse(self, x: Array, units: Array) -> Array:
+        """Back from the encoding: numbers from ``x``, choices from ``units``."""
+        points = units.copy()
+        points[:, ~self.choices] = x[:, self._numbers]
+        return points
 
     def units(self, configs: Sequence[Config]) -> Array:
         """The points of configurations."""

@@ -21,6 +21,7 @@ from scipy.special import erfcx, log_ndtr
 Array: TypeAlias = NDArray[np.float64]
 
 _LEAST_NOISE = 1e-5
+_LEAST_VARIANCE = 1e-12
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -148,21 +149,78 @@ class Process:
         mean = self.mean + cross @ self._alpha
         half = solve_triangular(self._lower, cross.T, lower=True, check_finite=False)
         variance = self.hyper.signal - (half**2).sum(axis=0)
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
+        return mean, np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
+
+    def predict_slope(self, x: Array) -> tuple[Array, Array, Array, Array]:
+        """Means, standard deviations and the gradients of both at points."""
+        if self._empty:
+            zero = np.zeros_like(x)
+            return np.zeros(len(x)), np.full(len(x), math.sqrt(self.hyper.signal)), zero, zero
+        scaled = x / self.hyper.scales
+        apart = scaled[:, None, :] - self._x[None]
+        r = np.sqrt(5.0 * (apart**2).sum(axis=2))
+        decay = self.hyper.signal * np.exp(-r)
+        cross = (1.0 + r + r * r / 3.0) * decay
+        slope = (-(5.0 / 3.0) * (1.0 + r) * decay)[:, :, None] * apart / self.hyper.scales
+        mean = self.mean + cross @ self._alpha
+        solved, _ = dpotrs(self._lower, cross.T, lower=1)
+        variance = np.maximum(self.hyper.signal - (cross * solved.T).sum(axis=1), _LEAST_VARIANCE)
+        std = np.sqrt(variance)
+        mean_slope = np.einsum("mnd,n->md", slope, self._alpha)
+        std_slope = -np.einsum("mnd,nm->md", slope, solved) / std[:, None]
+        return mean, std, mean_slope, std_slope
+
+
+def climb(process: Process, x: Array, free: NDArray[np.bool_], offset: Array, best: float) -> Array:
+    """Points moved to where log EI is largest nearby, in the dimensions that are ``free`` and within the unit cube."""
+    count = len(x)
+    place = np.flatnonzero(free)
+    fixed = x.copy()
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        fixed[:, place] = flat.reshape(count, len(place))
+        height, slope = log_ei_slope(process, fixed, offset, best)
+        return -float(height.sum()), -slope[:, place].ravel()
+
+    found = minimize(
+        loss,
+        x[:, place].ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, 1.0)] * (count * len(place)),
+        options={"maxiter": 60, "ftol": 1e-7},
+    )
+    moved = x.copy()
+    moved[:, place] = found.x.reshape(count, len(place))
+    return moved
 
 
 def log_ei(mean: Array, std: Array, best: float) -> Array:
     """The logarithm of the expected improvement below ``best``, exact also where it underflows (Ament et al. 2023)."""
-    z = (best - mean) / std
+    scaled: Array = _log_h((best - mean) / std) + np.log(std)
+    return scaled
+
+
+def log_ei_slope(process: Process, x: Array, offset: Array, best: float) -> tuple[Array, Array]:
+    """Log EI at points and its gradients there; ``offset`` is added to the means as a constant."""
+    mean, std, mean_slope, std_slope = process.predict_slope(x)
+    z = (best - mean - offset) / std
+    height = _log_h(z)
+    weight = np.exp(log_ndtr(z) - height)[:, None]  # h'(z) / h(z) with h' = Phi
+    z_slope = -(mean_slope + z[:, None] * std_slope) / std[:, None]
+    return height + np.log(std), weight * z_slope + std_slope / std[:, None]
+
+
+def _log_h(z: Array) -> Array:
+    """log(phi(z) + z Phi(z))."""
     result = np.empty_like(z)
     near = z > -1.0
     zn = z[near]
     result[near] = np.log(np.exp(-0.5 * zn * zn) / math.sqrt(2.0 * math.pi) + zn * np.exp(log_ndtr(zn)))
     far = z[~near]
-    # log(phi + z Phi) = log phi + log(1 + z Phi / phi), with Phi / phi by the scaled complementary error function
+    # log phi + log(1 + z Phi / phi), with Phi / phi by the scaled complementary error function; -2 log|z| far out
     ratio = math.sqrt(math.pi / 2.0) * erfcx(-far / math.sqrt(2.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         inner = np.where(far > -1e5, np.log1p(np.maximum(far * ratio, -1.0 + 1e-16)), -2.0 * np.log(-far))
     result[~near] = -0.5 * far * far - 0.5 * _LOG_2PI + inner
-    scaled: Array = result + np.log(std)
-    return scaled
+    return result

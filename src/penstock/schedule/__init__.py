@@ -2,6 +2,7 @@
 
 from penstock.schedule._asha import ASHA
 from penstock.schedule._base import Derive, Order, Outcome, Propose, Rules, Scheduler
+from penstock.schedule._divergence import Divergence
 from penstock.schedule._full import Full
 from penstock.schedule._halving import Halving
 from penstock.schedule._hyperband import Hyperband
@@ -14,6 +15,7 @@ __all__ = [
     "PBT",
     "SM2",
     "Derive",
+    "Divergence",
     "Full",
     "Halving",
     "Hyperband",

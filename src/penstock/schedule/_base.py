@@ -110,6 +110,10 @@ class Scheduler(ABC):
     def drops(self) -> Sequence[int]:
         """Paused trials given up since the last call: they get no further segment."""
 
+    def why(self, trial: int) -> str:
+        """Why a trial that ``drops`` named was given up: one line for people. Asked right after ``drops``."""
+        return "not promoted"
+
     @property
     @abstractmethod
     def done(self) -> bool:

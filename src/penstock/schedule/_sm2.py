@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from penstock.core import (
@@ -13,7 +13,7 @@ from penstock.core import (
     Reported,
     Segment,
     Source,
-    Submitted,
+    StudyState,
     Trial,
     TrialGroup,
     TrialStatus,
@@ -102,6 +102,8 @@ class SM2(Scheduler):
         self._running: dict[int, Segment] = {}
         self._parallel = self.side_by_side
         self._drops: list[int] = []
+        self._reasons: dict[int, str] = {}
+        self._end = ""
         self._handed = 0
         self._opened = False
         self._over = False
@@ -145,6 +147,11 @@ class SM2(Scheduler):
             return
         lane = next(lane for lane in self._live if lane.trial.id == outcome.trial)
         lane.epoch = max(lane.epoch, outcome.epoch)
+        if self._over:  # it ran on when another one reached the target
+            if outcome.status is TrialStatus.PAUSED:
+                self._drops.append(outcome.trial)
+                self._reasons.setdefault(outcome.trial, self._end)
+            return
         explored = segment.options["mode"] == "explore"
         lane.alive = outcome.status in (TrialStatus.PAUSED, TrialStatus.COMPLETED)
         if explored:
@@ -154,9 +161,13 @@ class SM2(Scheduler):
         else:
             lane.thorough += max(0, outcome.epoch - segment.start)
             lane.values = outcome.values
-            if outcome.status is TrialStatus.COMPLETED:
-                lane.alive = False  # over, and so not ours to drop
-                self._stop()  # the training reached its target, or the epochs it may have: Alg. 1, line 2
+            # The training reached its target, or the epochs it may have: Alg. 1, line 2. A driver that died between
+            # report and end sees the target in the metrics alone.
+            reached = lane.alive and outcome.metrics.get("target_reached", 0.0) > 0
+            if outcome.status is TrialStatus.COMPLETED or reached:
+                lane.alive = outcome.status is not TrialStatus.COMPLETED  # what is over is not ours to drop
+                self._reasons[lane.trial.id] = "reached its target"
+                self._stop(f"trial {lane.trial.id} reached its target")
                 return
         if not self._queue and not self._running:
             self._phase_over(explored)
@@ -165,6 +176,10 @@ class SM2(Scheduler):
         """Configurations that lost, and at the end the last one, if a rule of ours stopped it."""
         drops, self._drops = self._drops, []
         return drops
+
+    def why(self, trial: int) -> str:
+        """The round that a configuration lost, or the rule that ended the last one."""
+        return self._reasons.get(trial, "not promoted")
 
     @property
     def done(self) -> bool:
@@ -228,16 +243,23 @@ class SM2(Scheduler):
                 start=lane.epoch,
                 until=lane.epoch + 1,
                 last=False,
-                options={
-                    "mode": "explore",
-                    "round": self._round,
-                    "lrs": self.lrs,
-                    "lr_range": list(self.lr_range),
-                    "fraction": self.explore_fraction,
-                },
+                options=self._options("explore", lane),
             )
             for lane in self._live
         ]
+
+    def _options(self, mode: str, lane: _Lane) -> dict[str, Any]:
+        """What a worker has to know; one without a checkpoint runs the trial's whole history again by it."""
+        if mode == "explore":
+            lane.explorations.append(lane.epoch)
+        return {
+            "mode": mode,
+            "round": self._round,
+            "lrs": self.lrs,
+            "lr_range": list(self.lr_range),
+            "fraction": self.explore_fraction,
+            "explorations": list(lane.explorations),
+        }
 
     def _train(self) -> None:
         final = len(self._live) == 1
@@ -252,7 +274,7 @@ class SM2(Scheduler):
                     start=lane.epoch,
                     until=lane.epoch + epochs,
                     last=final and epochs == left,
-                    options={"mode": "thorough", "round": self._round},
+                    options=self._options("thorough", lane),
                 )
             )
 
@@ -269,8 +291,8 @@ class SM2(Scheduler):
         if not self._live:
             self._over = True
             return
-        if len(self._live) == 1 and self._exhausted(self._live[0]):
-            self._stop()
+        if len(self._live) == 1 and (reason := self._exhausted(self._live[0])):
+            self._stop(reason)
             return
         self._round += 1
         self._explore()
@@ -310,6 +332,9 @@ class SM2(Scheduler):
             if i not in kept:
                 if lane.alive:
                     self._drops.append(lane.trial.id)
+                    self._reasons[lane.trial.id] = (
+                        f"in the worse half of round {self._round}: score {scores[i].total:.3f}"
+                    )
                 lane.alive = False
 
     def _performances(self, lanes: Sequence[_Lane]) -> list[float | None]:
@@ -321,26 +346,30 @@ class SM2(Scheduler):
             return [rank.get(lane.trial.id) for lane in lanes]
         return [-lane.values[0] if lane.alive and lane.values else None for lane in lanes]
 
-    def _exhausted(self, lane: _Lane) -> bool:
-        """Whether a rule of ours ends the last configuration."""
+    def _exhausted(self, lane: _Lane) -> str:
+        """The rule of ours that ends the last configuration, or nothing."""
         if lane.thorough >= self.thorough_max:
-            return True
+            return f"trained for max_epochs={self.thorough_max}"
         if self.patience is None or lane.values is None:
-            return False
+            return ""
         value = lane.values[0]
         if self._best is None or value < self._best:
             self._best, self._stale = value, 0
         else:
             self._stale += 1
-        return self._stale >= self.patience
+        if self._stale < self.patience:
+            return ""
+        return f"the last one left; no improvement in {self._stale} x {self.final_epochs} epochs (patience)"
 
-    def _stop(self) -> None:
+    def _stop(self, reason: str) -> None:
         self._queue = []
+        self._end = reason
         self._over = True
         # What still runs may end; everybody who is only paused is given up.
-        self._drops += [
-            lane.trial.id for lane in self._live if lane.alive and lane.trial.id not in self._running
-        ]
+        for lane in self._live:
+            if lane.alive and lane.trial.id not in self._running:
+                self._drops.append(lane.trial.id)
+                self._reasons.setdefault(lane.trial.id, reason)
 
 
 @dataclass(slots=True)
@@ -350,6 +379,7 @@ class _Lane:
     trial: Trial
     epoch: int = 0  # all, explorations included
     thorough: int = 0
+    explorations: list[int] = field(default_factory=list)  # epochs, counted from 0
     alive: bool = True
     values: tuple[float, ...] | None = None
     energy_j: float | None = None
@@ -402,101 +432,155 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of one configuration (a point of the paper's Fig. 2).
+
+    Attributes:
+        epoch: Its number in the trial, counted from 1, explorations included.
+        explored: Whether it was exploratory.
+        value: The study's metric, as reported.
+        energy_j: What it drew; None where not metered.
+        lr: The learning rate that exploration chose last.
+    """
+
+    epoch: int
+    explored: bool
+    value: float | None
+    energy_j: float | None
+    lr: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SM2Report:
     """What an SM2 study did, from its journal.
 
     Attributes:
+        metric: The study's (first) objective.
+        maximize: Whether higher is better.
+        alpha: Weight of the performance.
+        beta: Weight of the energy within the rest.
         rounds: The attributes and scores of each round.
+        epochs: By trial, every epoch reported.
         energy: All it drew; None where not metered.
         explored: The part of it that went into explorations.
-        epochs: Reported epochs by trial: (epoch, exploratory, value of the metric, joules, lr).
+        winner: The trial that was left; None before the last round.
+        training: What the winner's thorough epochs drew: one training of it without SM2, as far as known.
     """
 
+    metric: str
+    maximize: bool
+    alpha: float
+    beta: float
     rounds: tuple[Round, ...]
+    epochs: Mapping[int, tuple[Epoch, ...]]
     energy: Measurement | None
     explored: Measurement | None
-    epochs: Mapping[int, tuple[tuple[int, bool, float | None, float | None, float | None], ...]]
+    winner: int | None
+    training: Measurement | None
+
+    @property
+    def parity(self) -> float | None:
+        """Trainings of the winner that would have cost as much as the study; None where not known.
+
+        Needs no second study, and so says nothing of a user's own choice of batch size: see ``compare``.
+        """
+        if self.energy is None or self.training is None or self.training.joules <= 0:
+            return None
+        return self.energy.joules / self.training.joules
 
 
 def report(
-    events: Iterable[Event], metric: str, *, maximize: bool, alpha: float = 0.75, beta: float = 0.5
+    journal: Iterable[Event] | StudyState,
+    metric: str,
+    *,
+    maximize: bool,
+    alpha: float = 0.75,
+    beta: float = 0.5,
 ) -> SM2Report:
-    """Read the rounds of an SM2 study out of its journal (the data of the paper's Fig. 2 and Table 1). Pure.
+    """Read the rounds of an SM2 study out of its journal (the data of the paper's Fig. 2). Pure.
 
     Args:
-        events: The journal.
-        metric: The study's objective.
+        journal: Its events, or the state they make.
+        metric: The study's objective; of several, the first.
         maximize: Whether higher is better.
         alpha: Weight of the performance.
         beta: Weight of the energy within the rest.
     """
-    mode: dict[int, Mapping[str, Any]] = {}
-    sizes: dict[int, Any] = {}
-    found: dict[int, dict[int, Reported]] = {}
-    epochs: dict[int, list[tuple[int, bool, float | None, float | None, float | None]]] = {}
-    lr: dict[int, float | None] = {}
-    latest: dict[int, int] = {}
-    drawn: list[Measurement] = []
-    drawn_exploring: list[Measurement] = []
-    for event in events:
-        if isinstance(event, Submitted):
-            for segment in event.segments:
-                mode[segment.trial.id] = segment.options
-                sizes[segment.trial.id] = segment.trial.config.get("batch_size")
-        elif isinstance(event, Reported) and event.trial in mode:
-            explores = mode[event.trial].get("mode") == "explore"
-            if event.energy is not None:  # spent is spent, also for an epoch that is run again
-                drawn.append(event.energy)
-                if explores:
-                    drawn_exploring.append(event.energy)
-            if event.epoch <= latest.get(event.trial, 0):
-                continue
-            latest[event.trial] = event.epoch
+    state = journal if isinstance(journal, StudyState) else StudyState.of(journal)
+    found: list[dict[int, Reported]] = []  # by round: a configuration is explored once in every round it sees
+    epochs: dict[int, tuple[Epoch, ...]] = {}
+    exploring: list[Measurement] = []
+    training: dict[int, list[Measurement]] = {}
+    for record in state.trials.values():
+        rows: list[Epoch] = []
+        round_ = 0
+        lr = None
+        for told in record.reports:
+            explores = "sm2_lr" in told.metrics
             if explores:
-                found.setdefault(int(mode[event.trial]["round"]), {})[event.trial] = event
-                lr[event.trial] = event.metrics.get("sm2_lr")
-            joules = None if event.energy is None else event.energy.joules
-            row = (event.epoch, explores, event.metrics.get(metric), joules, lr.get(event.trial))
-            epochs.setdefault(event.trial, []).append(row)
-    rounds = []
-    for number, reports in sorted(found.items()):
-        trials = sorted(reports)
-        sign = 1.0 if maximize else -1.0
-        values = [reports[trial].metrics.get(metric) for trial in trials]
-        energies = [_epoch_energy(reports[trial]) for trial in trials]
-        rates = [reports[trial].metrics.get("sm2_lr") for trial in trials]
-        scores = score(
-            [None if value is None else sign * value for value in values],
-            energies,
-            rates,
-            alpha=alpha,
-            beta=beta,
-        )
-        later = found.get(number + 1, {})
-        ranked = sorted(range(len(trials)), key=lambda i: (-scores[i].total, i))
-        best = set(ranked[: -(-len(trials) // 2)])
-        rounds.append(
-            Round(
-                number,
-                tuple(
-                    Attributes(
-                        trial,
-                        sizes[trial],
-                        None if values[i] is None else -sign * (values[i] or 0.0),
-                        energies[i],
-                        rates[i],
-                        scores[i],
-                        trial in later if later else i in best,
-                    )
-                    for i, trial in enumerate(trials)
-                ),
-            )
-        )
+                lr = told.metrics["sm2_lr"]
+                while len(found) <= round_:
+                    found.append({})
+                found[round_][record.id] = told
+                round_ += 1
+            if told.energy is not None:
+                (exploring if explores else training.setdefault(record.id, [])).append(told.energy)
+            joules = None if told.energy is None else told.energy.joules
+            rows.append(Epoch(told.epoch, explores, told.metrics.get(metric), joules, lr))
+        epochs[record.id] = tuple(rows)
+    rounds = tuple(
+        _round(number, reports, state, found[number + 1 :], metric, maximize, alpha, beta)
+        for number, reports in enumerate(found)
+    )
+    last = [c.trial for c in rounds[-1].configurations if c.kept] if rounds else []
+    winner = last[0] if len(last) == 1 else None
     return SM2Report(
-        tuple(rounds),
-        total(drawn),
-        total(drawn_exploring),
-        {key: tuple(rows) for key, rows in epochs.items()},
+        metric,
+        maximize,
+        alpha,
+        beta,
+        rounds,
+        epochs,
+        state.energy,
+        total(exploring),
+        winner,
+        None if winner is None else total(training.get(winner, [])),
+    )
+
+
+def _round(
+    number: int,
+    reports: Mapping[int, Reported],
+    state: StudyState,
+    later: Sequence[Mapping[int, Reported]],
+    metric: str,
+    maximize: bool,
+    alpha: float,
+    beta: float,
+) -> Round:
+    trials = sorted(reports)
+    sign = 1.0 if maximize else -1.0
+    values = [reports[trial].metrics.get(metric) for trial in trials]
+    energies = [_epoch_energy(reports[trial]) for trial in trials]
+    rates = [reports[trial].metrics.get("sm2_lr") for trial in trials]
+    performance = [None if value is None else sign * value for value in values]
+    scores = score(performance, energies, rates, alpha=alpha, beta=beta)
+    ranked = sorted(range(len(trials)), key=lambda i: (-scores[i].total, i))
+    best = set(ranked[: -(-len(trials) // 2)])
+    return Round(
+        number,
+        tuple(
+            Attributes(
+                trial,
+                state.trials[trial].config.get("batch_size"),
+                None if performance[i] is None else -(performance[i] or 0.0),
+                energies[i],
+                rates[i],
+                scores[i],
+                trial in later[0] if later else i in best,
+            )
+            for i, trial in enumerate(trials)
+        ),
     )
 
 

@@ -162,14 +162,18 @@ class Engine:
         )
         if self._learns:
             self._tell(record, final=event.status is not TrialStatus.PAUSED)
-        for trial in self.setup.scheduler.drops():
-            self._drops[trial] = "not promoted"
+        self._hear_drops()
 
     def _tell(self, record: TrialRecord, *, final: bool) -> None:
         if self._learns:
             values = None if record.status is TrialStatus.FAILED else self.values(record)
             told = Observation(record.id, record.config, values, record.epoch, final)
             self.setup.sampler.tell(told)
+
+    def _hear_drops(self) -> None:
+        scheduler = self.setup.scheduler
+        for trial in scheduler.drops():
+            self._drops[trial] = scheduler.why(trial)
 
     # --- decisions out ---------------------------------------------------------------------------------------
 
@@ -200,8 +204,7 @@ class Engine:
             self._enqueue(group.segments)
             submitted.append(event)
             want -= len(group.segments)
-        for trial in self.setup.scheduler.drops():
-            self._drops[trial] = "not promoted"
+        self._hear_drops()
         return submitted
 
     def plan(self, free: Sequence[Free]) -> tuple[Placement, ...]:
@@ -317,8 +320,7 @@ class Engine:
                 "the same space, scheduler, sampler and seed, or start a new study under another name."
             )
         self.state.apply(event)
-        for trial in self.setup.scheduler.drops():
-            self._drops[trial] = "not promoted"
+        self._hear_drops()
 
     def pins(self) -> set[Checkpoint]:
         """Checkpoints that a waiting or running segment is yet to copy."""

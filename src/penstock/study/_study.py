@@ -325,7 +325,10 @@ class Study:
             goal=self.goal,
             scheduler=self.scheduler,
             sampler=self.sampler,
-            planner=(*(() if self.power_limits is None else (exclusively,)), *(self.planner or (fifo(width),))),
+            planner=(
+                *(() if self.power_limits is None else (exclusively,)),
+                *(self.planner or (fifo(width),)),
+            ),
             budget=self.budget,
             seed=self.seed,
             retries=self.retries,
@@ -462,7 +465,13 @@ class _Session:
     """One run of a study by one driver."""
 
     def __init__(
-        self, study: Study, engine: Engine, store: Store, files: Path, view: View, desk: LimitDesk | None = None
+        self,
+        study: Study,
+        engine: Engine,
+        store: Store,
+        files: Path,
+        view: View,
+        desk: LimitDesk | None = None,
     ) -> None:
         assert study._entry is not None
         self._entry = study._entry

@@ -28,6 +28,7 @@ from penstock.train._loader import Loaded, Source, derive, order_of
 if TYPE_CHECKING:
     from penstock.train._task import Task
 
+_TRIES = 3  # learning rates an exploration tries, each a tenth of the one before
 _FLUSH = 2048  # losses kept as separate tensors before they are joined
 
 
@@ -62,11 +63,13 @@ class RunLike(Protocol):
 def train(task: Task, run: RunLike) -> None:
     """Train a Task as a Run says: from its checkpoint, for its epochs, in its mode.
 
-    Modes (``run.options["mode"]``, set by ``pk.SM2``): ``"explore"`` runs each epoch of the segment as an
-    exploratory one that leaves the model as it was and sets the learning rate; anything else trains.
+    ``run.options``, set by ``pk.SM2``: the epochs in ``"explorations"`` (counted from 0) are exploratory, they leave
+    the model as it was and set the learning rate; all others train. Without that list ``"mode": "explore"`` makes
+    every epoch of the segment exploratory.
     """
     options: Mapping[str, Any] = getattr(run, "options", None) or {}
-    explores = options.get("mode") == "explore"
+    listed = options.get("explorations")
+    at: frozenset[int] | None = None if listed is None else frozenset(listed)
     with private_randomness():
         trainer = Trainer(task, run.config, seed=run.seed, device=run.device, lr_is_found=bool(options))
         trainer.on_iteration = getattr(run, "_on_iteration", None)
@@ -79,6 +82,7 @@ def train(task: Task, run: RunLike) -> None:
             return
         file = _step_file(task, run)
         for _ in run.epochs():
+            explores = options.get("mode") == "explore" if at is None else trainer.epoch in at
             if explores:
                 metrics = trainer.explore(options)
             elif file is None:
@@ -86,6 +90,8 @@ def train(task: Task, run: RunLike) -> None:
             else:
                 metrics = _train_epoch_saving(trainer, file)
             over = not explores and task.target is not None and task.target.reached(metrics)
+            if over:
+                metrics["target_reached"] = 1.0  # told, for a segment may end with this very epoch
             over = over or (not bounded and trainer.epoch >= task.epochs)
             if (
                 over
@@ -145,7 +151,8 @@ class Trainer:
     Attributes:
         epoch: Epochs behind it, exploratory ones included.
         step: Batches of the present epoch behind it.
-        on_iteration: Called after each step with its number of samples; None: nobody wants to know.
+        on_iteration: Called after each step with its number of samples, also for steps of exploring copies; None:
+            nobody wants to know.
     """
 
     def __init__(
@@ -286,8 +293,7 @@ class Trainer:
         zero, step, losses = optimizer.zero_grad, optimizer.step, self._losses
         clip, scaler, dtype = self.clip_norm, self.scaler, self.dtype
         schedule = self.schedule if self._per_step else None
-        keep, tell, size, last = losses.append, self.on_iteration, self.batch_size, self.steps_per_epoch
-        rest = size if self.task.drop_last else self.data.train.n - size * (last - 1)
+        keep, tell = losses.append, self.on_iteration
         plain = dtype is None and scaler is None
         if not self._checked:
             batches = self._check_first(batches, forward)
@@ -315,7 +321,7 @@ class Trainer:
             keep(loss.detach())
             self.step += 1
             if tell is not None:
-                tell(size if self.step < last else rest)
+                tell(_rows(inputs))
             if len(losses) >= _FLUSH:
                 losses[:] = [torch.cat([loss.reshape(-1) for loss in losses])]
 
@@ -428,6 +434,7 @@ class Trainer:
         )
         other.load_state(copy.deepcopy(self.state()))
         other._checked = self._checked
+        other.on_iteration = self.on_iteration  # its steps are steps of the same devices
         return other
 
     def explore(self, options: Mapping[str, Any]) -> dict[str, float]:
@@ -453,27 +460,38 @@ class Trainer:
         subset = self.subset(fraction)
         half = max(1, len(subset) // (2 * self.batch_size)) * self.batch_size
         choice = sweep(self.clone(), lrs=lrs, lr_range=(low, high), order=subset[:half])
-        copied = self.clone()
-        copied.set_lr(choice.lr)
         rest = subset[half:] if len(subset) > half else subset
-        copied.model.train()
-        copied.run_steps(copied.data.train.batches(self.batch_size, order=rest))
-        losses = torch.cat([loss.reshape(-1) for loss in copied._losses]).double()
-        metrics = copied.evaluate()
-        train_loss = float(losses.mean())
-        metrics.setdefault("loss", train_loss)
-        self.set_lr(choice.lr)
+        used = choice.steps * self.batch_size
+        lr, metrics = choice.lr, {"loss": math.nan}
+        for attempt in range(_TRIES):
+            # A rate that breaks the copy would break the model: a tenth of it, and once more.
+            lr = choice.lr / 10**attempt
+            metrics = self._try(lr, rest)
+            used += len(rest)
+            if all(map(math.isfinite, metrics.values())):
+                break
+        self.set_lr(lr)
         self.epoch += 1
         self.step = 0
-        used = choice.steps * self.batch_size + len(rest)
+        if math.isfinite(choice.loss):
+            metrics["sm2_loss"] = choice.loss
         return {
             **metrics,
-            "train_loss": train_loss,
-            "sm2_lr": choice.lr,
-            "sm2_loss": choice.loss,
-            "sm2_stability": choice.stability,
+            "sm2_lr": lr,
+            "sm2_stability": choice.stability if lr == choice.lr else 0.0,
             "sm2_fraction": used / self.data.train.n,
         }
+
+    def _try(self, lr: float, order: Tensor) -> dict[str, float]:
+        """Metrics of a copy after training on ``order`` at ``lr``."""
+        copied = self.clone()
+        copied.set_lr(lr)
+        copied.model.train()
+        copied.run_steps(copied.data.train.batches(self.batch_size, order=order))
+        train_loss = float(torch.cat([loss.reshape(-1) for loss in copied._losses]).double().mean())
+        metrics = copied.evaluate()
+        metrics.setdefault("loss", train_loss)
+        return {**metrics, "train_loss": train_loss}
 
     def subset(self, fraction: float) -> Tensor:
         """A random part of this epoch's batches, as whole batches where there are any."""
@@ -561,6 +579,13 @@ def _forward(model: torch.nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple | list):
         return model(*inputs)
     return model(inputs)
+
+
+def _rows(batch: Any) -> int:
+    """How many samples a batch has."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return len(batch)
 
 
 def _steps(n: int, size: int, drop_last: bool) -> int:

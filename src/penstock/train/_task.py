@@ -234,7 +234,21 @@ class Task:
 
         seen = _Seen(config)
         args, kwargs, used = _arguments(self.model, seen, "model")
-        model = self.model(*args, **kwargs)
+        try:
+            model = self.model(*args, **kwargs)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            # A factory of the whole configuration looks into it; one that wants a number can only break on it.
+            if not args or args[0] is not seen or seen.looked_at:
+                raise
+            names, _ = _parameters(self.model)
+            name = names[0] if names else "config"
+            raise InvalidInput(
+                f"The model factory {_name(self.model)} takes {name!r}, which the configuration "
+                f"({', '.join(config) or 'empty'}) lacks, so it was called with the whole configuration and failed: "
+                f"{error!r}. Add {name!r} to the space or to the task's defaults, or take a config and look into it."
+            ) from error
         if not isinstance(model, torch.nn.Module):
             raise InvalidInput(
                 f"model={_name(self.model)} made a {type(model).__name__}, not an nn.Module. "

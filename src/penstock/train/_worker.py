@@ -20,6 +20,8 @@ from penstock.train._run import EpochMeter, Refused, Run, Sink, Unwind
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing") + os.sep
 _ERROR_CHARS = 64_000
+TARGET_REACHED = "target_reached"
+"""The metric by which a Task tells, once, that it has reached its target."""
 _REASON_CHARS = 300
 
 
@@ -187,7 +189,9 @@ def _verdict(run: Run, spec: Spec) -> End:
             f"the training function reported nothing; call run.report({wanted})",
         )
     if at_end:
-        return End((TrialStatus.COMPLETED if spec.last else TrialStatus.PAUSED).value, epoch)
+        # A task that is good enough has ended its trial, also in the last epoch of its segment.
+        over = spec.last or (bool(run._reports) and TARGET_REACHED in run._reports[-1][1])
+        return End((TrialStatus.COMPLETED if over else TrialStatus.PAUSED).value, epoch)
     reason = "" if until is None else f"the training function returned after {epoch} of {until} epochs"
     return End(TrialStatus.COMPLETED.value, epoch, reason)
 

@@ -43,7 +43,7 @@ def _attention(
         out = F.scaled_dot_product_attention(
             q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, 0.0, is_causal, scale=scale
         )
-        return members.wrap(out.unflatten(0, (members.count, -1)))
+        return members.wrap(out.view(members.count, -1, *out.shape[1:]))
     # torch's own kernels draw the mask inside; this is its plain formula with the members' masks.
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = torch.matmul(q * math.sqrt(factor), (k * math.sqrt(factor)).transpose(-2, -1))
@@ -51,7 +51,9 @@ def _attention(
         keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~keep, -math.inf)
     if attn_mask is not None:
-        full = attn_mask if mask is None else mask.view(mask.shape[0], *(1,) * (5 - mask.dim()), *mask.shape[1:])
+        full = (
+            attn_mask if mask is None else mask.view(mask.shape[0], *(1,) * (5 - mask.dim()), *mask.shape[1:])
+        )
         scores = scores.masked_fill(~full, -math.inf) if full.dtype == torch.bool else scores + full
     weights = dropped(members, torch.softmax(scores, -1), dropout_p)
     return members.wrap(torch.matmul(weights, v))

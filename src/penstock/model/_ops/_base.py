@@ -117,7 +117,9 @@ class Members(TorchFunctionMode):
         """A stacked tensor as one member sees it."""
         return functorch._add_batch_dim(x, at, self.level)
 
-    def each(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, random: bool = False) -> Any:
+    def each(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, random: bool = False
+    ) -> Any:
         """Member by member: the floor for single functions. ``random`` lets each draw from its own generator."""
         from torch.utils import _pytree as pytree
 

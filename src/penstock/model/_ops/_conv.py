@@ -35,9 +35,7 @@ def unfold(members: Members, x: Tensor) -> Tensor:
     return members.wrap(x.view(x.shape[0], members.count, -1, *x.shape[2:]), 1)
 
 
-def _convolve(
-    function: Callable[..., Tensor], rank: int, *, transposed: bool = False
-) -> Callable[..., Any]:
+def _convolve(function: Callable[..., Tensor], rank: int, *, transposed: bool = False) -> Callable[..., Any]:
     def convolve(
         members: Members,
         input: Tensor,

@@ -105,7 +105,7 @@ def _layer(cell: Cell, *, states: int) -> Callable[..., Any]:
     return layer
 
 
-_FUNCTIONS: Any = torch._C._VariableFunctions  # type: ignore[attr-defined]
+_FUNCTIONS: Any = torch._C._VariableFunctions
 rule(_FUNCTIONS.lstm)(_layer(_lstm_cell, states=2))
 rule(_FUNCTIONS.gru)(_layer(_gru_cell, states=1))
 rule(_FUNCTIONS.rnn_tanh)(_layer(_plain_cell(torch.tanh), states=1))

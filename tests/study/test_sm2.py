@@ -1,0 +1,421 @@
+"""SM2 in whole studies: on simulated and real workers, cut, killed, failing, metered or not."""
+
+import dataclasses
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import penstock as pk
+from penstock.core import Measurement, Source, StudyState
+from penstock.core.errors import InvalidInput
+from penstock.report import read_journal, sm2_comparison, sm2_plot, sm2_report, sm2_text
+from penstock.store import open_store
+from penstock.train._loop import Trainer
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+SETUP = """
+import torch
+import penstock as pk
+
+def data():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(160, 6, generator=g)
+    return pk.Data.split(x, (x @ torch.randn(6, 3, generator=g)).argmax(1))
+
+def net():
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3)
+    )
+
+def accuracy(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+task = pk.Task(net, data, torch.nn.functional.cross_entropy, metrics={"accuracy": accuracy})
+space = pk.Space(batch_size=pk.Choice(4, 8, 16, 32))
+scheduler = pk.SM2(lrs=6, thorough_epochs=2, final_epochs=2, max_epochs=6, patience=None)
+
+def make(executor, store):
+    return pk.Study(task, space, minimize="loss", scheduler=scheduler, sampler=pk.Random(), executor=executor,
+                    store=store, name="s", meter=False, seed=3)
+"""
+parts: dict = {}
+exec(SETUP, parts)
+
+
+def study(work=None, executor=None, **options):
+    options.setdefault("scheduler", parts["scheduler"])
+    options.setdefault("sampler", pk.Random())
+    options.setdefault("store", False)
+    options.setdefault("seed", 3)
+    space = options.pop("space", parts["space"])
+    return pk.Study(
+        work or parts["task"], space, minimize="loss", executor=executor or pk.Simulated(devices=2), **options
+    )
+
+
+def outcome(state):
+    return [
+        (t.id, t.config, t.status.value, t.epoch, t.reason, [(r.epoch, dict(r.metrics)) for r in t.reports])
+        for t in state.trials.values()
+    ]
+
+
+def events(path):
+    store = open_store(path, write=False)
+    try:
+        return [event for _, event in store.read(store.find().id)]
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The study, run without interruption on simulated devices: its path and its outcome."""
+    path = tmp_path_factory.mktemp("whole") / "s.db"
+    done = parts["make"](pk.Simulated(devices=1), path).run()
+    return path, outcome(done.state)
+
+
+def test_a_study_follows_algorithm_1(whole):
+    """4 configurations: 4 explored, 2 trained 2 epochs, 2 explored, 1 trained by twos to 6 thorough epochs."""
+    path, trials = whole
+    explored = {i: [e for e, m in reports if "sm2_lr" in m] for i, *_, reports in trials}
+    assert sorted(len(epochs) for epochs in explored.values()) == [1, 1, 2, 3]
+    (winner,) = [i for i, epochs in explored.items() if len(epochs) == 3]
+    assert explored[winner] == [1, 4, 7]
+    for number, _config, status, epoch, reason, _ in trials:
+        if number == winner:
+            assert (status, epoch) == ("completed", 9)
+        else:
+            assert status == "stopped"
+            assert "worse half of round" in reason
+    assert {config["batch_size"] for _, config, *_ in trials} == {4, 8, 16, 32}
+
+
+def test_local_gives_what_simulated_gives(whole, tmp_path):
+    done = parts["make"](pk.Local(slots=2), tmp_path / "s.db").run()
+    assert outcome(done.state) == whole[1]
+
+
+def test_a_journal_cut_anywhere_resumes_to_the_same_results(whole, tmp_path):
+    """Simulated checkpoints die with the process, so unfinished trials run their whole history again."""
+    path = tmp_path / "s.db"
+    parts["make"](pk.Simulated(devices=1), path).run()
+    length = len(events(path))
+    cuts = sorted(random.Random(0).sample(range(2, length), 12), reverse=True)
+    for cut in cuts:
+        store = open_store(path, write=True)
+        entry = store.find("s")
+        store.lock(entry.id)
+        store.cut(entry.id, keep=cut)
+        store.close()
+        resumed = pk.Study.load(path, "s").run()
+        resumed.state.validate()
+        assert outcome(resumed.state) == whole[1], cut
+
+
+DRIVER = SETUP + textwrap.dedent(
+    """
+    import sys
+    try:
+        study = pk.Study.load(sys.argv[1])
+    except (pk.errors.StoreError, pk.errors.InvalidInput):  # killed before the study was created
+        study = make(pk.Local(slots=2), sys.argv[1])
+    study.run()
+    """
+)
+
+
+@pytest.mark.faults
+def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
+    script, path = tmp_path / "driver.py", tmp_path / "s.db"
+    script.write_text(DRIVER)
+    rng = random.Random(5)
+    kills = 0
+    for attempt in range(12):
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(path)], stderr=subprocess.PIPE, text=True
+        )
+        if attempt < 5:
+            seen = len(events(path)) if path.exists() else 0
+            wanted = seen + rng.randint(1, 9)
+            while process.poll() is None:
+                if path.exists() and len(_events_or_none(path)) >= wanted:
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+                time.sleep(0.01)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+    assert process.returncode == 0
+    assert kills >= 3
+    state = StudyState.of(events(path))
+    state.validate()
+    assert outcome(state) == whole[1]
+
+
+def _events_or_none(path):
+    try:
+        return events(path)
+    except pk.errors.PenstockError:
+        return []
+
+
+def test_nothing_leaks_from_explorations_into_the_model(whole):
+    """By hand: where the study explored, only the learning rate changes; all else is plain training."""
+    trials = whole[1]
+    number, config, *_, reports = max(trials, key=lambda trial: trial[3])
+    seed = StudyState.of(events(whole[0])).trials[number].seed
+    trainer = Trainer(parts["task"], {**config, "lr": 1.0}, seed=seed)
+    for epoch, metrics in reports:
+        if "sm2_lr" in metrics:
+            trainer.set_lr(metrics["sm2_lr"])
+            trainer.epoch += 1
+        else:
+            assert trainer.train_epoch() == metrics, epoch
+
+
+def test_one_configuration_is_explored_and_trained():
+    done = study(scheduler=pk.SM2([16], lrs=4, final_epochs=2, max_epochs=4, patience=None)).run()
+    (trial,) = done.trials
+    assert (trial.status.value, trial.epoch) == ("completed", 6)
+    assert ["sm2_lr" in report.metrics for report in trial.reports] == [True, False, False] * 2
+    told = sm2_report(done)
+    assert told.winner == 0
+    assert all(c.score.total == 1.0 for round_ in told.rounds for c in round_.configurations)
+
+
+def test_equal_values_keep_the_first_batch_sizes():
+    def same(run):
+        for _ in run.epochs():
+            run.report(loss=1.0)
+
+    done = study(same, scheduler=pk.SM2(max_epochs=2, thorough_epochs=1, final_epochs=1, patience=None)).run()
+    assert [(t.config["batch_size"], t.status.value) for t in done.trials] == [
+        (4, "completed"),
+        (8, "stopped"),
+        (16, "stopped"),
+        (32, "stopped"),
+    ]
+
+
+def test_failing_trials_leave_the_race_and_the_others_go_on():
+    def breaks(run):
+        for epoch in run.epochs():
+            size = run.config["batch_size"]
+            if size == 32 or (size == 16 and epoch == 1):
+                raise RuntimeError("no luck")
+            run.report(loss=1.0 / size)
+
+    quick = pk.SM2(max_epochs=2, thorough_epochs=1, final_epochs=1, patience=None)
+    done = study(breaks, scheduler=quick).run()
+    found = {t.config["batch_size"]: t.status.value for t in done.trials}
+    assert found == {4: "stopped", 8: "completed", 16: "failed", 32: "failed"}
+    assert done.best.config["batch_size"] == 8
+    none = study(lambda run: 1 / 0, scheduler=quick).run()
+    assert none.best is None
+    assert none.state.closed.reason == "finished"
+    assert {t.status.value for t in none.trials} == {"failed"}
+    assert sm2_report(none).rounds == ()
+
+
+def test_a_target_reached_in_the_last_epoch_of_a_segment_ends_the_study():
+    task = pk.Task(parts["net"], parts["data"], F.cross_entropy, target=("loss", 1e9))
+    done = study(task, scheduler=pk.SM2(lrs=4, thorough_epochs=1, max_epochs=50)).run()
+    over = [t for t in done.trials if t.status.value == "completed"]
+    assert {t.epoch for t in over} == {
+        2
+    }  # one exploration, one epoch at the end of which the target is reached
+    assert all(t.status.is_end for t in done.trials)
+    assert max(t.epoch for t in done.trials) == 2
+    others = {t.reason for t in done.trials if t.status.value == "stopped"}
+    assert all("reached its target" in reason or "worse half" in reason for reason in others)
+
+
+def test_a_winner_ended_by_patience_says_so():
+    def flat(run):
+        for _ in run.epochs():
+            run.report(loss=float(run.config["batch_size"]))
+
+    done = study(flat, scheduler=pk.SM2(thorough_epochs=1, final_epochs=2, patience=2)).run()
+    winner = done.trials[0]
+    assert winner.status.value == "stopped"
+    assert "patience" in winner.reason
+    assert "2 x 2 epochs" in winner.reason
+    assert done.best.id == winner.id
+
+
+class Gauge:
+    """Joules by the batch size, from a given source."""
+
+    def __init__(self, config, source):
+        self.joules = 1000.0 / config["batch_size"]
+        self.source = source
+
+    def epoch_begin(self):
+        pass
+
+    def epoch_end(self):
+        return Measurement(self.joules, "J", self.source)
+
+    def close(self):
+        pass
+
+
+class Gauges:
+    def __init__(self, source):
+        self.source = source
+
+    def __call__(self, devices):
+        return None
+
+    def for_trial(self, devices, config):
+        return Gauge(config, self.source)
+
+
+def metered(executor, source):
+    open_ = executor.open
+    executor.open = lambda job: open_(
+        dataclasses.replace(job, options={**job.options, "make_meter": Gauges(source)})
+    )
+    return executor
+
+
+def even(run):
+    """Small batches are a little better; energy speaks for large ones."""
+    for _ in run.epochs():
+        run.report(loss=0.5 + run.config["batch_size"] / 1e6)
+
+
+@pytest.mark.parametrize(("source", "at_once"), [(Source.MEASURED, 1), (Source.SIMULATED, 3)])
+def test_configurations_run_one_after_another_only_where_a_whole_device_is_measured(
+    tmp_path, source, at_once
+):
+    path = tmp_path / "s.db"
+    executor = metered(pk.Simulated(devices=3), source)
+    done = study(
+        even, executor, scheduler=pk.SM2(max_epochs=4, thorough_epochs=1, final_epochs=2), store=path
+    )
+    done.run()
+    running, most = set(), 0
+    for event in events(path):
+        if event.kind == "started":
+            running.add(event.trial)
+        elif event.kind == "ended":
+            running.discard(event.trial)
+        most = max(most, len(running))
+    assert most == at_once
+    assert done.energy.source is source
+
+
+def test_alpha_decides_and_the_comparison_tells_what_it_saves():
+    def run(alpha):
+        quick = pk.SM2(alpha=alpha, beta=1.0, max_epochs=20, thorough_epochs=1, final_epochs=5, patience=None)
+        return study(even, metered(pk.Simulated(devices=1), Source.SIMULATED), scheduler=quick).run()
+
+    only, both = run(1.0), run(0.4)
+    assert sm2_report(only).winner == 0  # batch 4, the best by a hair
+    assert both.trials[sm2_report(both).winner].config["batch_size"] == 32
+    space = pk.Space(batch_size=pk.Choice(8))
+    vanilla = study(
+        even,
+        metered(pk.Simulated(devices=1), Source.SIMULATED),
+        space=space,
+        scheduler=pk.Full(trials=1, epochs=20),
+    ).run()
+    row = sm2_comparison(both, alpha_1=only, vanilla=vanilla)
+    assert row.vanilla_j == pytest.approx(20 * 1000 / 8)
+    # Every exploration and every epoch of every trial draws 1000 J / batch size.
+    assert row.sm2_j == pytest.approx(sum(t.epoch * 1000 / t.config["batch_size"] for t in both.trials))
+    assert row.parity == pytest.approx(row.sm2_j / row.vanilla_j)
+    assert row.saving > 0.5
+    with pytest.raises(InvalidInput, match="alpha_1"):
+        sm2_comparison(both, alpha_1=study(even, meter=False).run(), vanilla=vanilla)
+
+
+def test_the_report_tells_what_the_journal_tells(whole, tmp_path):
+    path, trials = whole
+    told = sm2_report(read_journal(path))
+    assert [len(round_.configurations) for round_ in told.rounds] == [4, 2, 1]
+    for round_ in told.rounds:
+        for c in round_.configurations:
+            reports = trials[c.trial][-1]
+            explored = [m for _, m in reports if "sm2_lr" in m][round_.number]
+            assert c.value == explored["loss"]
+            assert c.lr == explored["sm2_lr"]
+            assert c.energy_j is None
+            assert c.kept == (len(reports) > explored_epoch(reports, round_.number))
+            # Without energy Eq. 2 is alpha P + (1 - alpha) LR.
+            parts_of = c.score
+            assert parts_of.total == pytest.approx(0.75 * parts_of.performance + 0.25 * parts_of.lr)
+    assert (told.energy, told.training, told.parity) == (None, None, None)
+    text = sm2_text(told)
+    assert text.count("kept") == 4
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "report", str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert text in done.stdout, done.stderr
+    with pytest.raises(InvalidInput, match="another scheduler"):
+        sm2_report(study(even, scheduler=pk.Full(trials=1, epochs=1)).run())
+
+
+def explored_epoch(reports, number):
+    return [epoch for epoch, metrics in reports if "sm2_lr" in metrics][number]
+
+
+def test_the_plot_draws_three_panels(whole):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    figure = sm2_plot(sm2_report(read_journal(whole[0])))
+    assert len(figure.axes) == 3
+    assert len(figure.axes[0].lines) == 4 + 3  # four configurations, three explorations of the winner
+
+
+def test_an_exploration_that_breaks_its_copy_takes_a_tenth_of_the_rate():
+    """The loss is finite at every rate of the sweep, but not in the training after it, until the rate is small."""
+    calls = []
+
+    class Cliff(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return x.sum(1, keepdim=True) * self.w
+
+    def loss(output, target):
+        calls.append(None)
+        return ((output - target) ** 2).mean()
+
+    x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    task = pk.Task(Cliff, pk.Data.split(x, x.sum(1, keepdim=True)), loss)
+    trainer = Trainer(task, {"batch_size": 4}, seed=0, lr_is_found=True)
+    tried = []
+
+    def broken(lr, order, real=Trainer._try):
+        tried.append(lr)
+        metrics = real(trainer, lr, order)
+        return metrics if len(tried) == 3 else {**metrics, "loss": math.inf}
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Trainer, "_try", lambda self, lr, order: broken(lr, order))
+    found = trainer.explore({"lrs": 4, "lr_range": (1e-3, 0.1), "fraction": 0.5})
+    patch.undo()
+    assert tried == pytest.approx([tried[0], tried[0] / 10, tried[0] / 100])
+    assert found["sm2_lr"] == tried[-1] == trainer.lr
+    assert found["sm2_stability"] == 0.0
+    assert all(map(math.isfinite, found.values()))

@@ -1,0 +1,421 @@
+"""The fused loop against the unfused one: the same numbers, whoever leaves, joins, fails or diverges."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.train import Data, Task
+from penstock.train import _fused_loop as fused_loop
+from penstock.train._fused_loop import FusedTrainer, check, measure, train_fused
+from penstock.train._loop import Trainer, train
+from penstock.train._run import Unwind
+
+N_TRAIN, N_VAL, FEATURES, CLASSES = 104, 40, 6, 4
+
+
+def digits(rows, seed, shape=(FEATURES,)):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, *shape, generator=generator, dtype=torch.float64)
+    y = (x.flatten(1)[:, :CLASSES]).argmax(1)
+    return x, y
+
+
+def data(shape=(FEATURES,)):
+    return Data(digits(N_TRAIN, 0, shape), digits(N_VAL, 1, shape))
+
+
+def accuracy(output, targets):
+    return (output.argmax(1) == targets).double().mean()
+
+
+def mlp(config):
+    return nn.Sequential(
+        nn.Linear(FEATURES, 12), nn.ReLU(), nn.Dropout(config.get("dropout", 0.2)), nn.Linear(12, CLASSES)
+    ).double()
+
+
+def cnn(config):
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24, CLASSES),
+    ).double()
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.Linear(3, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.body(self.lift(x)).mean(1))
+
+
+def make_task(model=mlp, shape=(FEATURES,), **options):
+    options.setdefault("metrics", {"accuracy": accuracy})
+    options.setdefault("batch_size", 16)
+    return Task(model, data(shape), F.cross_entropy, **options)
+
+
+CONFIGS = [{"lr": 0.05 * (i + 1), "momentum": 0.2 * i, "weight_decay": 0.001 * i} for i in range(4)]
+
+
+def trainers(task, configs=CONFIGS):
+    return [Trainer(task, config, seed=10 + i) for i, config in enumerate(configs)]
+
+
+def gap(one, other):
+    states = zip(one.model.state_dict().items(), other.model.state_dict().values(), strict=True)
+    worst = max(float((a.double() - b.double()).abs().max()) for (_, a), b in states)
+    mine, theirs = one.optimizer.state_dict(), other.optimizer.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert mine["state"].keys() == theirs["state"].keys()
+    for key, own in mine["state"].items():
+        assert own.keys() == theirs["state"][key].keys()
+        for name, value in own.items():
+            worst = max(worst, float((value - theirs["state"][key][name]).abs().max()))
+    return worst
+
+
+def close(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name] == pytest.approx(b[name], abs=1e-10), name
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(mlp, (FEATURES,)), (cnn, (2, 8, 8)), (lambda config: Encoder().double(), (5, 3))],
+    ids=["mlp", "cnn", "transformer"],
+)
+def test_epochs_equal_those_of_trials_alone(model, shape):
+    task = make_task(model, shape)
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together)
+    assert fused.counts == [4]
+    for _ in range(8):  # 7 steps each: 56 steps, the last of an epoch a smaller batch
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    for one, other in zip(alone, together, strict=True):
+        assert gap(one, other) < 1e-10
+    assert fused.reasons == {}
+
+
+def test_members_leave_and_come_back_without_touching_the_others():
+    task = make_task()
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together)
+    for epoch in range(6):
+        if epoch == 2:
+            fused.leave([together[1]])
+            row = together[2].model[0].weight.untyped_storage().nbytes()
+            assert together[1].model[0].weight.untyped_storage().nbytes() < row / 3
+            kept = fused_loop.own_state(together[1])
+        if epoch == 4:
+            back = Trainer(task, CONFIGS[1], seed=11)
+            back.load_state(kept)
+            together[1] = back
+            fused.leave([together[0], together[2], together[3]])
+            fused = FusedTrainer(together)
+            assert fused.counts == [4]
+        results = fused.train_epoch()
+        for i, (one, other) in enumerate(zip(alone, together, strict=True)):
+            if i == 1 and epoch in (2, 3):
+                assert other not in results
+                continue
+            close(one.train_epoch(), results[other])
+    for one, other in zip(alone, together, strict=True):
+        assert gap(one, other) < 1e-10
+
+
+def test_a_diverging_member_leaves_its_neighbours_alone():
+    task = make_task(cnn, (2, 8, 8))
+    configs = [{"lr": 0.05}, {"lr": 1e300}, {"lr": 0.1}]
+    alone = trainers(task, configs)
+    together = trainers(task, configs)
+    fused = FusedTrainer(together)
+    for _ in range(3):
+        results = fused.train_epoch()
+        expected = [one.train_epoch() for one in alone]
+    assert math.isnan(results[together[1]]["train_loss"])
+    for i in (0, 2):
+        close(expected[i], results[together[i]])
+        assert gap(alone[i], together[i]) < 1e-10
+
+
+def test_each_member_keeps_its_own_schedule_and_clipping():
+    def schedule(optimizer, steps, warm):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=warm, total_steps=steps)
+
+    task = make_task(
+        lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double(),
+        schedule=schedule,
+        epochs=4,
+    )
+    configs = [
+        {"lr": 0.1, "momentum": 0.9, "warm": 0.3, "clip_norm": 0.2},
+        {"lr": 0.1, "momentum": 0.5, "warm": 0.1},
+        {"lr": 0.01, "momentum": 0.8, "warm": 0.5, "clip_norm": 0.05},
+    ]
+    alone, together = trainers(task, configs), trainers(task, configs)
+    fused = FusedTrainer(together)
+    for _ in range(4):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+            assert one.lr == other.lr
+    assert max(gap(a, b) for a, b in zip(alone, together, strict=True)) < 1e-10
+
+
+def test_an_epoch_schedule_on_a_plateau_follows_each_members_own_loss():
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
+
+    task = make_task(schedule=schedule)
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together)
+    for _ in range(6):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    assert [t.lr for t in alone] == [t.lr for t in together]
+    assert len({t.lr / c["lr"] for t, c in zip(together, CONFIGS, strict=True)}) > 1
+
+
+def test_trials_are_grouped_by_batch_size_and_shape():
+    def make(width, dropout=0.1):
+        return nn.Sequential(
+            nn.Linear(FEATURES, width), nn.Dropout(dropout), nn.Linear(width, CLASSES)
+        ).double()
+
+    task = make_task(make)
+    configs = [
+        {"lr": 0.1, "width": w, "batch_size": b, "dropout": d}
+        for w, b, d in [(4, 8, 0.1), (4, 8, 0.5), (8, 8, 0.1), (8, 8, 0.0), (4, 16, 0.2)]
+    ]
+    alone, together = trainers(task, configs), trainers(task, configs)
+    fused = FusedTrainer(together)
+    assert sorted(fused.counts) == [1, 2, 2]
+    assert fused.reasons == {together[4]: "there is no other trial like it"}
+    for _ in range(3):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+
+
+def test_the_fusion_count_is_spread_evenly():
+    task = make_task()
+    fused = FusedTrainer(trainers(task, [{"lr": 0.1}] * 9), most=8)
+    assert sorted(fused.counts) == [4, 5]
+    with pytest.raises(InvalidInput, match="most"):
+        FusedTrainer([], most=0)
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        out = self.layer(x)
+        return out if out.mean() > 0 else -out
+
+
+def test_what_cannot_be_fused_trains_one_after_another_with_a_reason():
+    task = make_task(lambda: Branching().double())
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together)
+    results = fused.train_epoch()
+    for one, other in zip(alone, together, strict=True):
+        close(one.train_epoch(), results[other])
+    assert set(fused.reasons) == set(together)
+    assert "data-dependent" in fused.reasons[together[0]]
+
+
+def test_a_group_that_does_not_fit_the_memory_is_halved(monkeypatch):
+    differentiate = fused_loop.FusedStep._differentiate
+
+    def tight(self, inputs, targets):
+        if len(self.fusion) > 2:
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"
+            )
+        return differentiate(self, inputs, targets)
+
+    monkeypatch.setattr(fused_loop.FusedStep, "_differentiate", tight)
+    task = make_task(cnn, (2, 8, 8))
+    configs = [{"lr": 0.01 * (i + 1)} for i in range(5)]
+    alone, together = trainers(task, configs), trainers(task, configs)
+    fused = FusedTrainer(together)
+    for _ in range(2):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    assert sorted(fused.counts) == [1, 2, 2]
+
+
+def test_streamed_data_gives_the_same_batches():
+    x, y = digits(N_TRAIN, 0)
+    task = Task(
+        mlp, Data((x, y), digits(N_VAL, 1), preload=False), F.cross_entropy, batch_size=16, drop_last=True
+    )
+    alone, together = trainers(task), trainers(task)
+    results = FusedTrainer(together).train_epoch()
+    for one, other in zip(alone, together, strict=True):
+        close(one.train_epoch(), results[other])
+
+
+# ---------------------------------------------------------------- runs
+
+
+class FakeRun:
+    """Counts epochs as a Run does: a report that is not finite ends the trial."""
+
+    def __init__(self, config, seed, until=None, state=None, stop_after=None):
+        self.config, self.seed, self.device, self.until = config, seed, "cpu", until
+        self.state, self.stop_after = state, stop_after
+        self.reports, self.saved = [], []
+
+    def epochs(self):
+        done = 0 if self.state is None else self.state["epoch"]
+        while self.until is None or done < self.until:
+            if self.stop_after is not None and done >= self.stop_after:
+                return
+            yield done
+            done += 1
+
+    def load(self):
+        return self.state
+
+    def save(self, state):
+        self.saved.append(state)
+
+    def report(self, **metrics):
+        if not all(math.isfinite(value) for value in metrics.values()):
+            raise Unwind
+        self.reports.append(metrics)
+
+
+def test_runs_report_save_stop_and_fail_each_by_itself():
+    task = make_task(epochs=5)
+    plans = [
+        ({"lr": 0.05}, {"until": 3}),
+        ({"lr": 1e300}, {"until": 6}),
+        ({"lr": 0.1}, {"until": 6, "stop_after": 4}),
+        ({"lr": 0.2}, {}),  # no budget: the task's epochs
+        ({"lr": -1.0}, {"until": 2}),
+    ]
+    alone = [FakeRun(config, i, **more) for i, (config, more) in enumerate(plans)]
+    together = [FakeRun(config, i, **more) for i, (config, more) in enumerate(plans)]
+    expected = []
+    for run in alone:
+        try:
+            train(task, run)
+            expected.append(None)
+        except BaseException as error:
+            expected.append(type(error))
+    ends = train_fused(task, together)
+    assert [None if end is None else type(end) for end in ends] == expected
+    assert expected[1] is Unwind
+    assert issubclass(expected[4], InvalidInput)
+    assert [len(run.reports) for run in together] == [len(run.reports) for run in alone]
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one.reports, other.reports, strict=True):
+            close(a, b)
+        assert [s["epoch"] for s in one.saved] == [s["epoch"] for s in other.saved]
+
+
+def test_a_fused_checkpoint_goes_on_alone_and_the_other_way_round():
+    task = make_task()
+    runs = [FakeRun(config, i, until=4) for i, config in enumerate(CONFIGS)]
+    for run in runs:
+        train(task, run)
+    halves = [FakeRun(config, i, until=2) for i, config in enumerate(CONFIGS)]
+    assert train_fused(task, halves) == [None] * 4
+    one_row = sum(p.nbytes for p in mlp({}).parameters())
+    weight = halves[0].saved[-1]["model"]["0.weight"]
+    assert weight.untyped_storage().nbytes() <= one_row  # not the memory of all members
+    alone = [FakeRun(c, i, until=4, state=halves[i].saved[-1]) for i, c in enumerate(CONFIGS)]
+    for run in alone:
+        train(task, run)
+    together = [FakeRun(c, i, until=4, state=halves[i].saved[-1]) for i, c in enumerate(CONFIGS)]
+    train_fused(task, together)
+    for whole, a, b in zip(runs, alone, together, strict=True):
+        close(whole.reports[-1], a.reports[-1])
+        close(whole.reports[-1], b.reports[-1])
+
+
+def test_a_target_ends_one_run_and_not_the_others():
+    task = make_task(target=("train_loss", 0.9), epochs=30)
+    configs = [{"lr": 0.5, "momentum": 0.5}, {"lr": 1e-5}]
+    runs = [FakeRun(c, i, until=8) for i, c in enumerate(configs)]
+    alone = [FakeRun(c, i, until=8) for i, c in enumerate(configs)]
+    train_fused(task, runs)
+    for run in alone:
+        train(task, run)
+    assert [len(r.reports) for r in runs] == [len(r.reports) for r in alone]
+    assert len(runs[0].reports) < 8 == len(runs[1].reports)
+
+
+# ---------------------------------------------------------------- check and measure
+
+
+def test_check_agrees_in_float64_for_a_float32_task():
+    task = Task(
+        lambda dropout=0.1: nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES)
+        ),
+        Data(tuple(t.float() if t.is_floating_point() else t for t in digits(N_TRAIN, 0))),
+        F.cross_entropy,
+        optimizer=torch.optim.AdamW,
+    )
+    found = check(task, [{"lr": 0.1, "dropout": 0.1}, {"lr": 0.2, "dropout": 0.5}])
+    assert found.ok
+    assert found.error < 1e-10
+    assert found.dtype == "float64"
+    assert found.record()["members"] == 2
+
+
+def test_check_catches_a_wrong_rule(monkeypatch):
+    from penstock.model._ops import RULES
+
+    right = RULES[F.linear]
+
+    def wrong(members, input, weight, bias=None):
+        return right(members, input, weight, bias) * 1.0001
+
+    monkeypatch.setitem(RULES, F.linear, wrong)
+    found = check(make_task(), CONFIGS[:2])
+    assert not found.ok
+    assert "differs by" in found.reason
+
+
+def test_check_says_why_members_cannot_be_fused():
+    found = check(make_task(lambda: Branching().double()), CONFIGS[:2])
+    assert not found.ok
+    assert "data-dependent" in found.reason
+    with pytest.raises(InvalidInput, match="at least 2"):
+        check(make_task(), CONFIGS[:1])
+
+
+def test_measured_memory_grows_linearly_with_the_members():
+    task = make_task(cnn, (2, 8, 8))
+    bytes_of = {count: measure(task, [{"lr": 0.1}], count, steps=1)[1] for count in (2, 4, 8)}
+    slope = (bytes_of[4] - bytes_of[2]) / 2
+    assert bytes_of[8] == pytest.approx(bytes_of[2] + 6 * slope, rel=0.02)
+    with pytest.raises(Unsupported, match="data-dependent"):
+        measure(make_task(lambda: Branching().double()), [{"lr": 0.1}], 2)
