@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
-import dataclasses
 import importlib.util
 import os
 import statistics
@@ -27,7 +26,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from _bench import interleave
 from penstock.energy import V100, V100_LOADS, EtaCost, Meter, PowerLimitOptimizer, gpu_sensors
 from penstock.energy._simulated import Load
 
@@ -129,6 +127,10 @@ def overhead() -> None:
                 f"{minutes:>4} min {epochs:>6}   {statistics.median(times):>12.2%} {max(times):>8.2%}"
                 f"   {statistics.median(energies):>14.2%} {max(energies):>8.2%}"
             )
+    print(
+        "A run whose only epoch takes 10 min spends 44 s of it on other limits than the chosen one. The runs Zeus is for"
+        "\ntrain for many epochs, and profile once per batch size and store: the 10-epoch rows, or none of it at all."
+    )
 
 
 def long_epochs() -> None:
@@ -215,57 +217,95 @@ def window() -> None:
 
 
 def study(trials: int = 1000) -> None:
-    """Metering a study of trivial trials: the meter's own time, as the workers spend it, of the study's wall time."""
-    from penstock.energy import make_meter
-
-    meter = make_meter(("cpu",), cores=1)
-    assert meter is not None
-    rounds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        for _ in range(trials):
-            hook = make_meter(("cpu",), cores=1)
-            assert hook is not None
-            hook.epoch_begin()
-            hook.epoch_end()
-            hook.epoch_begin()  # a run opens the next epoch before it knows there is none
-            hook.close()
-        rounds.append(time.perf_counter() - begin)
-    hook_s = statistics.median(rounds)
-    print(f"study: the meter of {trials} trials of one epoch takes {hook_s * 1e3:.1f} ms in all")
+    """Metering a study of trivial trials, in CPU time: of the hook alone, of a worker, of the whole study."""
     import penstock as pk
-    from penstock.execute import Local
+    from penstock.energy import make_meter
+    from penstock.train._worker import Settings, Spec, execute
 
-    def timed(metered: bool) -> float:
-        executor = Local()
-        if metered:
-            open_ = executor.open
-            executor.open = lambda job: open_(  # type: ignore[method-assign]
-                dataclasses.replace(job, options={**job.options, "make_meter": make_meter})
-            )
+    def hook() -> float:
+        begin = time.process_time()
+        for _ in range(trials):
+            made = make_meter(("cpu",), cores=1)
+            assert made is not None
+            made.epoch_begin()  # the function begins
+            made.epoch_begin()  # its loop begins
+            made.epoch_end()
+            made.epoch_begin()  # a run opens the next epoch before it knows there is none
+            made.close()
+        return time.process_time() - begin
+
+    hook()
+    hook_s = statistics.median([hook() for _ in range(15)])
+    print(f"study: the hook of {trials} trials of one epoch: {hook_s / trials * 1e6:.1f} us of CPU per trial")
+
+    def worker(folder: Path, metered: bool) -> float:
+        settings = Settings(folder, ("loss",), "bench", make_meter if metered else None)
+        sink = _Sink()
+        begin = time.process_time()
+        for number in range(trials):
+            execute(trivial, Spec(number, {"x": 0.5}, 0, 0, None, True, None, None, 0, 0), settings, sink)
+        return time.process_time() - begin
+
+    def whole(metered: bool) -> tuple[float, float]:
         with tempfile.TemporaryDirectory() as name:
-            budget = pk.Budget(trials=trials)
-            space = pk.Space(x=pk.Float(0, 1))
             made = pk.Study(
                 trivial,
-                space,
+                pk.Space(x=pk.Float(0, 1)),
                 minimize="loss",
-                executor=executor,
-                budget=budget,
+                sampler=pk.Random(),
+                budget=pk.Budget(trials=trials),
                 store=Path(name) / "study.db",
+                meter=metered,
             )
-            begin = time.perf_counter()
+            before, begin = os.times(), time.perf_counter()
             made.run()
-            wall_s = time.perf_counter() - begin
+            wall_s, after = time.perf_counter() - begin, os.times()
             assert (made.energy is not None) == metered
-        return wall_s
+        return wall_s, sum(after[:4]) - sum(before[:4])
 
-    results = interleave({"plain": lambda: timed(False), "metered": lambda: timed(True)}, 5)
-    plain_s, metered_s = (statistics.median(results[name]) for name in ("plain", "metered"))
-    print(f"study: {trials} trivial trials: {plain_s:.3f} s without metering, {metered_s:.3f} s with it:")
+    with tempfile.TemporaryDirectory() as name:
+        ways = {
+            "plain": lambda: worker(Path(name), False),
+            "metered": lambda: worker(Path(name), True),
+        }
+        results: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(11):
+            for way, run in ways.items():
+                results[way].append(run())
+    plain_s, metered_s = (statistics.median(results[way]) for way in ("plain", "metered"))
+    added_s = statistics.median(b - a for a, b in zip(results["plain"], results["metered"], strict=True))
     print(
-        f"study: {metered_s / plain_s - 1:+.2%} of wall time; the meter's own time is {hook_s / plain_s:.2%} of it"
+        f"study: a worker's CPU time for {trials} trials: {plain_s:.4f} s without metering, {metered_s:.4f} s with it"
+        f" ({added_s / trials * 1e6:+.1f} us per trial)"
     )
+    rounds = [(whole(False), whole(True)) for _ in range(7)]
+    for index, what in enumerate(("wall", "CPU")):
+        without = statistics.median(a[index] for a, _ in rounds)
+        with_ = statistics.median(b[index] for _, b in rounds)
+        paired = statistics.median(b[index] / a[index] - 1 for a, b in rounds)
+        print(
+            f"study: {trials} trivial trials, {what} time: {without:.3f} s without metering, {with_:.3f} s with it;"
+            f" {paired:+.1%} in the median of {len(rounds)} pairs"
+        )
+    wall_s = statistics.median(a[0] for a, _ in rounds)
+    cores = len(os.sched_getaffinity(0))
+    print(
+        f"study: what the workers add, {added_s * 1e3:.1f} ms of CPU over {cores} cores, is"
+        f" {added_s / cores / wall_s:.2%} of the study's wall time ({added_s / wall_s:.2%} if it all fell on one core)"
+    )
+
+
+class _Sink:
+    """Where a trial's news goes to be forgotten."""
+
+    def reported(self, report: Any) -> None:
+        pass
+
+    def saved(self, epoch: int, path: str) -> None:
+        pass
+
+    def told(self) -> None:
+        return None
 
 
 def trivial(run: Any) -> None:

@@ -106,7 +106,7 @@ def main() -> None:
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        contenders["ray tune"] = lambda: ray_tune(20)
+        contenders["ray tune"] = lambda: ray_tune(6)
     rates = _bench.interleave(contenders, options.repeats)
     print("\ntrivial trials per second, start of workers included (Ray's own start is not counted)")
     ratios: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-# python examples/task.py
+# Run with: python examples/task.py
 """A Task on scikit-learn's digits: find a learning rate, then train with it."""
 
 import torch
@@ -44,4 +44,5 @@ if __name__ == "__main__":
     )
     study = pk.Study(task, space, maximize="accuracy", scheduler=pk.Full(trials=6, epochs=5), seed=1)
     study.run()
-    print(study.best)
+    print("best:", study.best.config)
+    print("reached:", ", ".join(f"{name} {value:.4g}" for name, value in study.best.metrics.items()))

@@ -374,3 +374,88 @@ def test_many_processes_may_keep_profiles_at_once(tmp_path):
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(cache.put, [(f"key {number}", number) for number in range(40)])
     assert dict(cache.items()) == {f"key {number}": number for number in range(40)}
+
+
+@pytest.mark.parametrize(("iterations", "evaluation_s"), [(800, 30.0), (100, 5.0), (30, 2.0)])
+def test_what_follows_the_last_iteration_is_not_profiled(job, iterations, evaluation_s):
+    """A worker learns of an epoch's end after its evaluation: idle seconds must not dilute watts and speed."""
+    job = job()
+    stub = job.stub
+    with PowerLimiter(job.sensors, rule=EtaCost(0.5), now=stub.now_s, exact_epochs=False) as limiter:
+        for _ in range(60):
+            stub.set_load(240.0)
+            limiter.epoch_begin()
+            for _ in range(iterations):
+                stub.advance(SPEED[round(stub.limit_w())])
+                limiter.iteration()
+            stub.set_load(0.0)
+            stub.advance(evaluation_s)
+            limiter.epoch_end()
+            if not limiter.profiling:
+                break
+        report = limiter.report
+    assert report.best.limit_w == brute_force(0.5)
+    for seen in report.profile.limits:
+        assert seen.power_w == pytest.approx(WATTS[round(seen.limit_w)], rel=1e-3)
+        assert seen.throughput == pytest.approx(1 / SPEED[round(seen.limit_w)], rel=1e-3)
+
+
+def test_a_profile_goes_on_where_a_short_training_left_it(job, tmp_path):
+    job = job()
+    stub = job.stub
+    arguments = {"rule": LeastEnergy(), "cache": FileCache(tmp_path / "p.json"), "now": stub.now_s}
+    tried = []
+    for _ in range(10):
+        with PowerLimiter(job.sensors, **arguments) as limiter:
+            job.epochs(limiter, iterations=130)  # 13 s and more: a warm-up and a limit or two
+            tried.append(stub.limit_w())
+            if not limiter.profiling:
+                break
+        assert stub.limit_w() == 250
+    assert 2 < len(tried) < 10
+    report = limiter.report
+    assert [seen.limit_w for seen in report.profile.limits] == sorted(SPEED, reverse=True)
+    assert report.best.limit_w == brute_force(1)
+    for seen in report.profile.limits:
+        assert seen.power_w == pytest.approx(WATTS[round(seen.limit_w)], rel=1e-3)
+
+
+def test_iterations_without_samples_dont_end_a_slice(job):
+    job = job()
+    with PowerLimiter(job.sensors, now=job.stub.now_s) as limiter:
+        limiter.epoch_begin()
+        for _ in range(3000):
+            job.stub.advance(0.1)
+            limiter.iteration(0)
+        assert limiter.profiling
+        job.epochs(limiter, epochs=3)
+        assert limiter.report.best is not None
+
+
+@pytest.mark.faults
+def test_one_watchdog_serves_a_process_for_many_trainings(gpus, nvml_library):
+    """And restores what the last one left when the process is killed."""
+    stub = gpus(1)
+    stub.change(limit_w=220.0)
+    code = (
+        "import time\n"
+        "from penstock.energy import LimitGuard, gpu_sensors\n"
+        "sensors = gpu_sensors(shared=False)\n"
+        "for _ in range(5):\n"
+        "    with LimitGuard(sensors) as guard:\n"
+        "        guard.set(150.0)\n"
+        "guard = LimitGuard(sensors); guard.hold(); guard.set(125.0)\n"
+        "print('held', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=stub.environment(nvml_library), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().strip() == "held"
+    (watchdog,) = psutil.Process(process.pid).children()
+    assert stub.limit_w() == 125.0
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert wait_for_limit(stub, 220.0) == 220.0
+    watchdog.wait(20)  # and is gone

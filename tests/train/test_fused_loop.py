@@ -1,5 +1,6 @@
 """The fused loop against the unfused one: the same numbers, whoever leaves, joins, fails or diverges."""
 
+import copy
 import math
 
 import pytest
@@ -15,6 +16,14 @@ from penstock.train._loop import Trainer, train
 from penstock.train._run import Unwind
 
 N_TRAIN, N_VAL, FEATURES, CLASSES = 104, 40, 6, 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def digits(rows, seed, shape=(FEATURES,)):
@@ -287,7 +296,7 @@ class FakeRun:
 
     def __init__(self, config, seed, until=None, state=None, stop_after=None):
         self.config, self.seed, self.device, self.until = config, seed, "cpu", until
-        self.state, self.stop_after = state, stop_after
+        self.state, self.stop_after = copy.deepcopy(state), stop_after
         self.reports, self.saved = [], []
 
     def epochs(self):
@@ -396,7 +405,7 @@ def test_check_catches_a_wrong_rule(monkeypatch):
     right = RULES[F.linear]
 
     def wrong(members, input, weight, bias=None):
-        return right(members, input, weight, bias) * 1.0001
+        return members.wrap(members.spread(right(members, input, weight, bias)) * 1.0001)
 
     monkeypatch.setitem(RULES, F.linear, wrong)
     found = check(make_task(), CONFIGS[:2])

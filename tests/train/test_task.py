@@ -285,3 +285,17 @@ def test_numpy_inputs_keep_their_type():
 def test_the_module_of_task_loads_no_torch():
     code = "import sys, penstock.train._task, penstock.train._lr_range; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_factory_that_wants_a_name_the_configuration_lacks_says_which():
+    task = Task(
+        lambda width: torch.nn.Linear(4, width), Data((torch.zeros(4, 4), torch.zeros(4, 4))), F.mse_loss
+    )
+    with pytest.raises(InvalidInput, match="takes 'width', which the configuration \\(lr\\) lacks"):
+        task.build_model({"lr": 0.1})
+
+    def breaks(config):
+        return torch.nn.Linear(4, config["lr"] / 0)
+
+    with pytest.raises(ZeroDivisionError):  # a factory that looks into its configuration fails by itself
+        Task(breaks, Data((torch.zeros(4, 4), torch.zeros(4, 4))), F.mse_loss).build_model({"lr": 0.1})

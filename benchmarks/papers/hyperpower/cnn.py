@@ -12,6 +12,7 @@ over the training set. Nothing here is linear in the hyperparameters, and nothin
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class Problem:
     def memory_bytes(self, c: dict[str, Any]) -> float:
         layers = self.layers(c)
         outputs = [BATCH * self.channels * self.size**2, *(layer.output for layer in layers)]
-        live = max(a + b for a, b in zip(outputs, outputs[1:], strict=False))
+        live = max(a + b for a, b in itertools.pairwise(outputs))
         columns = [
             layer.kernel**2 * before
             for layer, before in zip(layers, outputs, strict=False)

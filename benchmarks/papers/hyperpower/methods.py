@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cnn import Problem
+
 from penstock.goal import Limit, memory_bytes, power_w
 from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Bayes, Gate, Limited, Observation, Random, Sampler, Walk
@@ -196,7 +197,7 @@ def _botorch(problem: Problem, limits: list[Limit], count: int, seed: int, const
                     model,
                     best_f=y[kept, 0].max(),
                     objective_index=0,
-                    constraints={k: (None, 0.0) for k in range(1, y.shape[1])},
+                    constraints=dict.fromkeys(range(1, y.shape[1]), (None, 0.0)),
                 )
             else:
                 model = models[0]

@@ -17,9 +17,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import _bench
 from cnn import Problem
 from methods import METHODS, Search, limits_of
+
+import _bench
 
 PEERS = ("Optuna GPSampler", "BoTorch LogEI, constrained")
 
@@ -73,8 +74,10 @@ def main() -> None:
             }
             table.setdefault(dataset, {})[name] = row
             print(
-                f"  {name:28} best {statistics.fmean(best):7.3f} +- {statistics.pstdev(best) if max(best) < math.inf else math.nan:.3f}   violations "
-                f"{statistics.fmean(run.violations for run in runs):5.1f}   {1000 * row['cpu_s_per_suggestion']:.0f} ms",
+                f"  {name:28} best {statistics.fmean(best):7.3f} +- "
+                f"{statistics.pstdev(best) if max(best) < math.inf else math.nan:.3f}   violations "
+                f"{statistics.fmean(run.violations for run in runs):5.1f}   "
+                f"{1000 * row['cpu_s_per_suggestion']:.0f} ms",
                 flush=True,
             )
         if "EI, unaware" in found:

@@ -146,12 +146,21 @@ def mlp(inputs: int, *widths: int, outputs: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
-class Forecast(nn.Module):
-    """An LSTM that forecasts from its last state."""
+def normed_mlp(inputs: int, width: int, norm: type[nn.Module], act: type[nn.Module]) -> nn.Module:
+    """Two hidden layers with a norm each."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(2):
+        layers += [nn.Linear(inputs, width), norm(width), act()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, 10))
 
-    def __init__(self, channels: int = 7, hidden: int = 24) -> None:
+
+class Forecast(nn.Module):
+    """An LSTM (or another recurrent network) that forecasts from its last state."""
+
+    def __init__(self, channels: int = 7, hidden: int = 24, kind: type[nn.Module] = nn.LSTM) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(channels, hidden, batch_first=True)
+        self.lstm = kind(channels, hidden, batch_first=True)
         self.head = nn.Linear(hidden, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -154,6 +154,10 @@ class LimitGuard:
         }
         if not limits:
             return
+        told = json.dumps(limits).encode() + b"\n"
+        self._watchdog = _take_spare(told)
+        if self._watchdog is not None:
+            return
         self._watchdog = subprocess.Popen(
             [sys.executable, "-c", "from penstock.energy._watchdog import main; main()"],
             stdin=subprocess.PIPE,
@@ -163,7 +167,7 @@ class LimitGuard:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )
         assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(json.dumps(limits).encode() + b"\n")
+        self._watchdog.stdin.write(told)
         self._watchdog.stdin.flush()
         _pipes.add(self._watchdog.stdin)
 
@@ -172,6 +176,8 @@ class LimitGuard:
         if watchdog is None:
             return
         assert watchdog.stdin is not None
+        if clean and _keep_spare(watchdog):
+            return
         _pipes.discard(watchdog.stdin)
         with contextlib.suppress(OSError):
             if clean:
@@ -215,9 +221,53 @@ def _write_claim(file: IO[str], value: dict[str, Any] | None) -> None:
 
 _pipes: set[IO[bytes]] = set()
 
+_spare: tuple[subprocess.Popen[bytes], dict[str, str]] | None = None
+"""A watchdog with nothing to watch, and the environment it was started in. A worker that runs trial after trial needs
+one all the time: a new interpreter for each would cost more than a short trial."""
+_spare_lock = threading.Lock()
+
+
+def _take_spare(told: bytes) -> subprocess.Popen[bytes] | None:
+    global _spare
+    with _spare_lock:
+        spare, _spare = _spare, None
+    if spare is None:
+        return None
+    watchdog, environment = spare
+    assert watchdog.stdin is not None
+    try:
+        if environment == dict(os.environ) and watchdog.poll() is None:
+            watchdog.stdin.write(told)
+            watchdog.stdin.flush()
+            return watchdog
+    except OSError:
+        pass  # it was killed meanwhile
+    _pipes.discard(watchdog.stdin)
+    with contextlib.suppress(OSError):
+        watchdog.stdin.close()
+    watchdog.wait()  # it has nothing to restore, so ends at once
+    return None
+
+
+def _keep_spare(watchdog: subprocess.Popen[bytes]) -> bool:
+    global _spare
+    assert watchdog.stdin is not None
+    with _spare_lock:
+        if _spare is not None:
+            return False
+        try:
+            watchdog.stdin.write(b"clean\n")
+            watchdog.stdin.flush()
+        except OSError:
+            return False
+        _spare = watchdog, dict(os.environ)
+        return True
+
 
 def _forget_pipes() -> None:
     """In a forked child: its copy of a pipe would keep the watchdog waiting when the parent is killed."""
+    global _spare, _spare_lock
+    _spare, _spare_lock = None, threading.Lock()
     for pipe in list(_pipes):
         with contextlib.suppress(OSError, ValueError):
             # Not closed: the number could be reused, and closed again with the file object.

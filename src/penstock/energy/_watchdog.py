@@ -1,7 +1,7 @@
 """The watchdog process: restores power limits when the process that changed them is killed.
 
-It is told the limits on its standard input and waits there. ``clean`` means they have been restored; the end of the
-input without it means that the process is gone.
+It is told the limits on its standard input, a line of JSON, and waits there. ``clean`` means they have been restored,
+and others may follow; the end of the input without it means that the process is gone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    first = sys.stdin.readline()
-    rest = sys.stdin.read()
-    if first and rest.strip() != "clean":
-        sys.exit(0 if restore(json.loads(first)) else 1)
+    limits_w: dict[str, float] = {}
+    for line in sys.stdin:
+        limits_w = {} if line.strip() == "clean" else json.loads(line)
+    if limits_w:
+        sys.exit(0 if restore(limits_w) else 1)

@@ -105,7 +105,7 @@ class SM2(Scheduler):
         self._reasons: dict[int, str] = {}
         self._end = ""
         self._handed = 0
-        self._opened = False
+        self._unopened: list[int] = []  # batch sizes that have no trial yet
         self._over = False
         self._best: float | None = None
         self._stale = 0
@@ -119,19 +119,19 @@ class SM2(Scheduler):
         """
         self._reset()
         self._rules = rules
-        self._batch_sizes = _find_sizes(self.batch_sizes, rules.space)
+        self._unopened = list(_find_sizes(self.batch_sizes, rules.space))
 
     def next(self, want: int) -> TrialGroup | None:
         """The explorations or trainings of the present round."""
         if self._rules is None or self._over or want < 1:
             return None
-        if not self._opened:
-            self._open(self._rules)
-        if not self._queue:
-            return None
         # Nobody knows yet where the energy comes from: the first exploration runs alone.
         alone = not self._parallel
         if alone and self._running:
+            return None
+        if self._unopened:
+            self._open(self._rules, 1 if alone else len(self._unopened))
+        if not self._queue:
             return None
         taken = [self._queue.pop(0)] if alone else self._queue
         self._queue = self._queue if alone else []
@@ -169,7 +169,7 @@ class SM2(Scheduler):
                 self._reasons[lane.trial.id] = "reached its target"
                 self._stop(f"trial {lane.trial.id} reached its target")
                 return
-        if not self._queue and not self._running:
+        if not self._queue and not self._running and not self._unopened:
             self._phase_over(explored)
 
     def drops(self) -> Sequence[int]:
@@ -193,15 +193,15 @@ class SM2(Scheduler):
             return self._handed
         if self._rules is None:
             return None
-        left, segments, thorough = len(self._live) or len(self._batch_sizes), self._handed, 0
-        if not self._opened:
-            while left > 1:
-                segments += left
-                left = -(-left // 2)
-                segments += left
-                thorough += self.thorough_epochs
-            return segments + 2 * max(0, -(-(self.thorough_max - thorough) // self.final_epochs))
-        return None
+        if self._handed or not self._unopened:
+            return None
+        left, segments, thorough = len(self._unopened), 0, 0
+        while left > 1:
+            segments += left
+            left = -(-left // 2)
+            segments += left
+            thorough += self.thorough_epochs
+        return segments + 2 * max(0, -(-(self.thorough_max - thorough) // self.final_epochs))
 
     def to_json(self) -> dict[str, object]:
         """Name and parameters."""
@@ -222,20 +222,27 @@ class SM2(Scheduler):
 
     # ------------------------------------------------------------ phases
 
-    def _open(self, rules: Rules) -> None:
-        self._opened = True
-        trials = list(rules.propose(len(self._batch_sizes)))
-        if not trials:
-            self._over = True
-            return
-        seed = trials[0].seed  # one seed for all: "fixing the random seed" (SM2 5.1)
-        for trial, size in zip(trials, self._batch_sizes, strict=False):
-            config = {**trial.config, "batch_size": size}
-            self._live.append(_Lane(replace(trial, config=config, seed=seed)))
-        self._explore()
+    def _open(self, rules: Rules, count: int) -> None:
+        """Make the trials of the next ``count`` batch sizes; a group hands out all that it proposed."""
+        sizes, self._unopened = self._unopened[:count], self._unopened[count:]
+        trials = list(rules.propose(len(sizes)))
+        opened: list[_Lane] = []
+        for trial, size in zip(trials, sizes, strict=False):
+            # One seed for all: "fixing the random seed" (SM2 5.1).
+            seed = (self._live + opened)[0].trial.seed if self._live or opened else trial.seed
+            opened.append(_Lane(replace(trial, config={**trial.config, "batch_size": size}, seed=seed)))
+        self._live += opened
+        if opened:
+            self._explore(opened)
+        if len(opened) < len(sizes):  # the sampler, or the study's budget of trials, is exhausted
+            self._unopened = []
+            if not self._live:
+                self._over = True
+            elif not opened and not self._running:
+                self._phase_over(explored=True)
 
-    def _explore(self) -> None:
-        final = len(self._live) == 1
+    def _explore(self, lanes: Sequence[_Lane]) -> None:
+        final = self._round > 0 and len(self._live) == 1
         self._label = f"round {self._round}, {'final ' if final else ''}exploration"
         self._queue = [
             Segment(
@@ -245,7 +252,7 @@ class SM2(Scheduler):
                 last=False,
                 options=self._options("explore", lane),
             )
-            for lane in self._live
+            for lane in lanes
         ]
 
     def _options(self, mode: str, lane: _Lane) -> dict[str, Any]:
@@ -295,7 +302,7 @@ class SM2(Scheduler):
             self._stop(reason)
             return
         self._round += 1
-        self._explore()
+        self._explore(self._live)
 
     def _evaluate(self) -> None:
         """Eq. 2 over the configurations of the round; the worse half is dropped (Alg. 1, lines 17-20)."""
@@ -515,10 +522,12 @@ def report(
         rows: list[Epoch] = []
         round_ = 0
         lr = None
+        # The latest segment carries the trial's whole history (epochs there are counted from 0).
+        explorations = frozenset(record.segment.options.get("explorations", ()))
         for told in record.reports:
-            explores = "sm2_lr" in told.metrics
+            explores = told.epoch - 1 in explorations
             if explores:
-                lr = told.metrics["sm2_lr"]
+                lr = told.metrics.get("sm2_lr")
                 while len(found) <= round_:
                     found.append({})
                 found[round_][record.id] = told

@@ -724,28 +724,39 @@ def _check(
     group.fusion.train(True)
     inputs, targets = cast(next(_batches(together)))
     group._probe(inputs, targets)
-    fused_losses = group.step(inputs, targets)
-    worst, where = 0.0, ""
+    fused_losses, gradients = group.step._differentiate(inputs, targets)
+    pairs: list[tuple[str, int, Any, Any]] = []
+    forward = task.forward or _forward
+    slots = group.fusion.stack.slots
     for number, trainer in enumerate(alone):
         trainer.seed_epoch()
         trainer.model.train()
-        trainer._checked = True
         source = trainer.data.train
         order = order_of(source.n, trainer.seed, 0)
-        batch = cast(next(source.batches(trainer.batch_size, order=order)))
-        trainer.run_steps([batch])
-        pairs: list[tuple[str, Any, Any]] = [("loss", trainer._losses[0].reshape(()), fused_losses[number])]
-        other = together[number]
-        pairs += [
-            (name, value, other.model.state_dict()[name])
-            for name, value in trainer.model.state_dict().items()
-        ]
-        theirs = other.optimizer.state_dict()["state"]
+        x, y = cast(next(source.batches(trainer.batch_size, order=order)))
+        with trainer._autocast():
+            loss = task.loss(forward(trainer.model, x), y)
+        loss.backward()
+        pairs.append(("loss", number, loss.reshape(()), fused_losses[number]))
+        for slot, gradient in zip(slots, gradients, strict=True):
+            p = trainer.model.get_parameter(slot.names[0])
+            theirs = None if gradient is None else gradient[number]
+            pairs.append((f"the gradient of {slot.names[0]}", number, p.grad, theirs))
+            # The updates are compared for one gradient: Adam makes steps out of a gradient's rounding errors.
+            p.grad = None if theirs is None else theirs.clone()
+    group.optimizer.step(gradients)
+    for number, (trainer, other) in enumerate(zip(alone, together, strict=True)):
+        if trainer.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.clip_norm)
+        trainer.optimizer.step()
+        state = other.model.state_dict()
+        pairs += [(name, number, value, state[name]) for name, value in trainer.model.state_dict().items()]
+        fused = other.optimizer.state_dict()["state"]
         for key, own in trainer.optimizer.state_dict()["state"].items():
-            pairs += [(f"optimizer.{key}.{n}", v, theirs.get(key, {}).get(n)) for n, v in own.items()]
-        for name, a, b in pairs:
-            if not isinstance(a, Tensor):
-                continue
+            pairs += [(f"optimizer.{key}.{n}", number, v, fused.get(key, {}).get(n)) for n, v in own.items()]
+    worst, where = 0.0, ""
+    for name, number, a, b in pairs:
+        if isinstance(a, Tensor) or isinstance(b, Tensor):
             error = _difference(a, b)
             if error > worst:
                 worst, where = error, f"{name} of member {number}"
@@ -762,8 +773,8 @@ def _check(
     )
 
 
-def _difference(a: Tensor, b: Any) -> float:
-    if not isinstance(b, Tensor) or a.shape != b.shape:
+def _difference(a: Any, b: Any) -> float:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return math.inf
     if not a.numel():
         return 0.0
