@@ -128,7 +128,8 @@ def overhead() -> None:
                 f"   {statistics.median(energies):>14.2%} {max(energies):>8.2%}"
             )
     print(
-        "A run whose only epoch takes 10 min spends 44 s of it on other limits than the chosen one. The runs Zeus is for"
+        "A run whose only epoch takes 10 min spends 44 s of it on other limits than the "
+        "chosen one. The runs Zeus is for"
         "\ntrain for many epochs, and profile once per batch size and store: the 10-epoch rows, or none of it at all."
     )
 
