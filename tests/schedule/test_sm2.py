@@ -244,8 +244,13 @@ def test_a_training_that_finishes_ends_the_search():
 
 
 def test_the_sampler_may_give_fewer_or_nothing():
-    few = drive(SM2(SIZES), plain, propose=lambda n: [Trial(i, {}, 0) for i in range(3)])
-    assert set(few.size.values()) == {16, 32, 64}
+    for source in (Source.MEASURED, Source.SIMULATED):  # asked one by one, or for all that are left
+        left = [Trial(i, {}, 0) for i in range(3)]
+        few = drive(
+            SM2(SIZES), plain, source=source, propose=lambda n, left=left: [left.pop(0) for _ in left[:n]]
+        )
+        assert set(few.size.values()) == {16, 32, 64}
+        assert len(few.thorough) == 2
     assert drive(SM2(SIZES), plain, propose=lambda n: []).groups == []
 
 

@@ -15,7 +15,7 @@ import pytest
 import penstock as pk
 from penstock.core import Measurement, Source, StudyState
 from penstock.core.errors import InvalidInput
-from penstock.report import read_journal, sm2_comparison, sm2_plot, sm2_report, sm2_text
+from penstock.report import read_journal, sm2_plot, sm2_report, sm2_text
 from penstock.store import open_store
 from penstock.train._loop import Trainer
 
@@ -120,7 +120,7 @@ def test_a_journal_cut_anywhere_resumes_to_the_same_results(whole, tmp_path):
     path = tmp_path / "s.db"
     parts["make"](pk.Simulated(devices=1), path).run()
     length = len(events(path))
-    cuts = sorted(random.Random(0).sample(range(2, length), 12), reverse=True)
+    cuts = sorted(random.Random(0).sample(range(2, length), 8), reverse=True)
     for cut in cuts:
         store = open_store(path, write=True)
         entry = store.find("s")
@@ -138,7 +138,7 @@ DRIVER = SETUP + textwrap.dedent(
     try:
         study = pk.Study.load(sys.argv[1])
     except (pk.errors.StoreError, pk.errors.InvalidInput):  # killed before the study was created
-        study = make(pk.Local(slots=2), sys.argv[1])
+        study = make(pk.Local(slots=1), sys.argv[1])
     study.run()
     """
 )
@@ -150,13 +150,13 @@ def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
     script.write_text(DRIVER)
     rng = random.Random(5)
     kills = 0
-    for attempt in range(12):
+    for attempt in range(4):
         process = subprocess.Popen(
             [sys.executable, str(script), str(path)], stderr=subprocess.PIPE, text=True
         )
-        if attempt < 5:
+        if attempt < 3:
             seen = len(events(path)) if path.exists() else 0
-            wanted = seen + rng.randint(1, 9)
+            wanted = seen + rng.randint(2, 14)
             while process.poll() is None:
                 if path.exists() and len(_events_or_none(path)) >= wanted:
                     process.send_signal(signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
             break
         assert process.returncode == -signal.SIGKILL, errors
     assert process.returncode == 0
-    assert kills >= 3
+    assert kills >= 2
     state = StudyState.of(events(path))
     state.validate()
     assert outcome(state) == whole[1]
@@ -344,31 +344,6 @@ def test_configurations_run_one_after_another_only_where_a_whole_device_is_measu
         most = max(most, len(running))
     assert most == at_once
     assert done.energy.source is source
-
-
-def test_alpha_decides_and_the_comparison_tells_what_it_saves():
-    def run(alpha):
-        quick = pk.SM2(alpha=alpha, beta=1.0, max_epochs=20, thorough_epochs=1, final_epochs=5, patience=None)
-        return study(even, metered(pk.Simulated(devices=1), Source.SIMULATED), scheduler=quick).run()
-
-    only, both = run(1.0), run(0.4)
-    assert sm2_report(only).winner == 0  # batch 4, the best by a hair
-    assert both.trials[sm2_report(both).winner].config["batch_size"] == 32
-    space = pk.Space(batch_size=pk.Choice(8))
-    vanilla = study(
-        even,
-        metered(pk.Simulated(devices=1), Source.SIMULATED),
-        space=space,
-        scheduler=pk.Full(trials=1, epochs=20),
-    ).run()
-    row = sm2_comparison(both, alpha_1=only, vanilla=vanilla)
-    assert row.vanilla_j == pytest.approx(20 * 1000 / 8)
-    # Every exploration and every epoch of every trial draws 1000 J / batch size.
-    assert row.sm2_j == pytest.approx(sum(t.epoch * 1000 / t.config["batch_size"] for t in both.trials))
-    assert row.parity == pytest.approx(row.sm2_j / row.vanilla_j)
-    assert row.saving > 0.5
-    with pytest.raises(InvalidInput, match="alpha_1"):
-        sm2_comparison(both, alpha_1=study(even, meter=False).run(), vanilla=vanilla)
 
 
 def test_the_report_tells_what_the_journal_tells(whole, tmp_path):
