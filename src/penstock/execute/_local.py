@@ -177,7 +177,6 @@ class Local(Executor):
         self._on: dict[str, list[_Worker]] = {}
         self._number = 0
         self._estimate_s: float | None = None
-        self._mean_s = 0.0
         self._free: tuple[Free, ...] | None = None
         self._failed_starts = 0
         self._error: ExecutorError | None = None
@@ -334,12 +333,8 @@ class Local(Executor):
     def _depth(self) -> int:
         """How many placements to queue behind a running one, from how long the last ones took."""
         taken_s = self._estimate_s
-        if taken_s is None:
+        if taken_s is None or taken_s > 0.05:
             return 0
-        if taken_s > 0.05:
-            # Long ones among short ones (ASHA's rungs): queue one, so that nobody waits for the driver's turn.
-            # What is caught behind a long one is taken back as soon as another device is idle.
-            return 1 if self._mean_s <= 0.1 else 0
         return 1 if taken_s > 0.005 else min(_MAX_BACKLOG, max(2, int(0.05 / max(taken_s, 1e-5))))
 
     @staticmethod
@@ -776,7 +771,6 @@ class Local(Executor):
         """Follow the time segments take: up at once, down slowly, so that nothing queues behind a long one."""
         old = self._estimate_s
         self._estimate_s = taken_s if old is None else max(taken_s, 0.9 * old + 0.1 * taken_s)
-        self._mean_s = taken_s if old is None else 0.8 * self._mean_s + 0.2 * taken_s
 
     def _end(self, ticket: _Ticket, ended: Ended) -> None:
         self._events.append(ended)
