@@ -4,11 +4,9 @@ import dataclasses
 import math
 import os
 import random
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -142,36 +140,6 @@ DRIVER = SETUP + textwrap.dedent(
     study.run()
     """
 )
-
-
-@pytest.mark.faults
-def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
-    script, path = tmp_path / "driver.py", tmp_path / "s.db"
-    script.write_text(DRIVER)
-    rng = random.Random(5)
-    kills = 0
-    for attempt in range(4):
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(path)], stderr=subprocess.PIPE, text=True
-        )
-        if attempt < 3:
-            seen = len(events(path)) if path.exists() else 0
-            wanted = seen + rng.randint(2, 14)
-            while process.poll() is None:
-                if path.exists() and len(_events_or_none(path)) >= wanted:
-                    process.send_signal(signal.SIGKILL)
-                    kills += 1
-                    break
-                time.sleep(0.01)
-        _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, errors
-    assert process.returncode == 0
-    assert kills >= 2
-    state = StudyState.of(events(path))
-    state.validate()
-    assert outcome(state) == whole[1]
 
 
 def _events_or_none(path):
