@@ -91,6 +91,47 @@ def test_the_first_run_profiles_all_limits_and_finishes_at_the_best():
     assert first.cost == pytest.approx(0.5 * expected_j + 0.5 * 250.0 * expected_s)
 
 
+class IteratingTrainer(Trainer):
+    """The same, in steps that it tells of; a tenth of each epoch is validation, of which it doesn't."""
+
+    steps = 200
+
+    def __call__(self, run) -> None:
+        size = run.config["batch_size"]
+        load, model = V100_LOADS["shufflenet-adadelta", size], self.gpu.model
+        self.limits.append([])
+        for epoch in run.epochs():
+            self.gpu.run(load)
+            for step in range(self.steps):
+                limit = self.gpu.power_limit_w()
+                self.limits[-1].append(limit)
+                self.clock.advance_to(self.clock.now_s() + model.epoch_s(load, limit) / self.steps)
+                if step < 0.9 * self.steps:
+                    run.iteration(size)
+            self.gpu.idle()
+            run.report(accuracy=0.6 * (epoch + 1) / EPOCHS[size])
+
+
+def test_a_run_that_tells_of_its_iterations_profiles_all_limits_in_its_first_epoch():
+    trainer = IteratingTrainer()
+    job = trainer.job(slice_s=0.5)
+    first = job.run()
+    limits = trainer.limits[0]
+    assert len(limits) == EPOCHS[1024] * trainer.steps  # nothing is trained for the profile alone
+    assert set(limits[: trainer.steps]) == {250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0}
+    assert len(set(limits[trainer.steps :])) == 1
+    load, model = V100_LOADS["shufflenet-adadelta", 1024], trainer.gpu.model
+    cost = {w: model.epoch_s(load, w) * (0.5 * model.power_w(load, w) + 0.5 * 250.0) for w in set(limits)}
+    assert limits[-1] == min(cost, key=cost.__getitem__)
+    measured = job.history.results[0].profile
+    assert set(measured) == set(limits)
+    for limit, (epoch_s, power_w) in measured.items():
+        assert epoch_s == pytest.approx(model.epoch_s(load, limit), rel=0.03)
+        assert power_w == pytest.approx(model.power_w(load, limit), rel=0.03)
+    assert first.reached
+    assert trainer.gpu.power_limit_w() == 250.0
+
+
 def test_a_run_is_stopped_at_its_cost_limit_and_retried():
     trainer = Trainer()
     job = trainer.job(batch_sizes=[128, 1024], default=128, beta=1.2, policy="zeus")

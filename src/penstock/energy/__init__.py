@@ -13,7 +13,15 @@ from penstock.energy._discover import (
 )
 from penstock.energy._estimate import EstimateSensor
 from penstock.energy._guard import LimitGuard
-from penstock.energy._hook import PROBLEMS, EpochMeter, LimitedMeters, LimitOptions, PowerLimits, make_meter
+from penstock.energy._hook import (
+    PROBLEMS,
+    EpochMeter,
+    LimitedMeters,
+    LimitOptions,
+    PowerLimits,
+    make_meter,
+    wait_for_gpu,
+)
 from penstock.energy._limiter import FileCache, LimitReport, PowerLimiter, savings, would_have_taken
 from penstock.energy._meter import Meter, Window
 from penstock.energy._nvml import NvmlSensor
@@ -110,5 +118,6 @@ __all__ = [
     "savings",
     "sensors_for",
     "split",
+    "wait_for_gpu",
     "would_have_taken",
 ]

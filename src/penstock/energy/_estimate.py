@@ -123,10 +123,12 @@ class EstimateSensor(Sensor):
             self._tree_s = sum(_cpu_of(pid) for pid in (*own, *descendants(root)))
         cpu_s = self._tree_s
         if self._pid is None:
+            cpu_s += time.process_time()
             children = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu_s += time.process_time() + children.ru_utime + children.ru_stime
+            cpu_s += children.ru_utime + children.ru_stime
         # A descendant that nobody waited for takes its CPU time along: keep what was seen.
-        self._most_cpu_s = max(self._most_cpu_s, cpu_s)
+        if cpu_s > self._most_cpu_s:
+            self._most_cpu_s = cpu_s
         return self._most_cpu_s
 
     def refresh(self) -> None:

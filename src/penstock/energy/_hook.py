@@ -13,7 +13,7 @@ from typing import Any, final
 from penstock.core import Measurement
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
 from penstock.energy._discover import sensors_for
-from penstock.energy._estimate import cores_allowed
+from penstock.energy._estimate import EstimateSensor, cores_allowed
 from penstock.energy._limiter import FileCache, PowerLimiter
 from penstock.energy._meter import Meter, Window
 from penstock.energy._profile import LimitRule
@@ -35,7 +35,18 @@ class EpochMeter:
             iterations; started by whoever made it, stopped by ``close``.
     """
 
-    __slots__ = ("_fraction", "_iterated", "_limiter", "_meter", "_shared", "_warned", "_window", "last")
+    __slots__ = (
+        "_begun_j",
+        "_fraction",
+        "_iterated",
+        "_limiter",
+        "_meter",
+        "_shared",
+        "_solo",
+        "_warned",
+        "_window",
+        "last",
+    )
 
     def __init__(self, meter: Meter, *, fraction: float = 1.0, limiter: PowerLimiter | None = None) -> None:
         self._meter = meter
@@ -46,9 +57,18 @@ class EpochMeter:
         self._window: Window | None = None
         self._warned = False
         self.last: Window | None = None
+        # The estimate of this process alone never fails and is exact at any moment: no window is needed for it.
+        # Trials may be over in microseconds, and metering must not be what takes their time.
+        solo = meter.sensors[0]
+        alone = len(meter.sensors) == 1 and limiter is None and isinstance(solo, EstimateSensor)
+        self._solo = solo if alone and not solo.resolution_s else None
+        self._begun_j: float | None = None
 
     def epoch_begin(self) -> None:
         """An epoch begins now."""
+        if self._solo is not None:
+            self._begun_j = self._solo.energy_j()
+            return
         for sensor in self._shared:
             try:
                 sensor.join(self._fraction)
@@ -72,6 +92,12 @@ class EpochMeter:
 
     def epoch_end(self) -> Measurement | None:
         """The epoch's energy; None if it can't be told, or no epoch has begun."""
+        solo = self._solo
+        if solo is not None:
+            begun_j, self._begun_j = self._begun_j, None
+            if begun_j is None:
+                return None
+            return Measurement(solo.energy_j() - begun_j, "J", solo.source, solo.uncertainty)
         window, self._window = self._window, None
         if window is None:
             return None
@@ -90,7 +116,7 @@ class EpochMeter:
 
     def close(self) -> None:
         """The run is over: an epoch that has begun is nobody's, and others on the devices get all of them."""
-        self._window = None
+        self._window = self._begun_j = None
         if self._limiter is not None:
             self._limiter.stop()
         for sensor in self._shared:
@@ -210,12 +236,12 @@ def make_meter(
     Returns:
         None, with a warning, where nothing can be measured.
     """
-    if cores is None:
-        threads = os.environ.get("OMP_NUM_THREADS", "")
-        cores = min(float(threads), cores_allowed()) if threads.isdigit() and int(threads) else None
     key = (os.getpid(), devices, cores)
     meter = _meters.get(key)
     if meter is None:
+        if cores is None:
+            threads = os.environ.get("OMP_NUM_THREADS", "")
+            cores = min(float(threads), cores_allowed()) if threads.isdigit() and int(threads) else None
         try:
             meter = Meter(sensors_for(devices, cores=cores))
         except PenstockError as error:
@@ -248,7 +274,7 @@ def _limiter(meter: Meter, limits: LimitOptions, batch_size: int) -> PowerLimite
             settle_s=min(0.5, limits.slice_s / 10),
             step_w=limits.step_w,
             exact_epochs=False,
-            sync=_synchronize,
+            sync=wait_for_gpu,
             tell=lambda text: _problem(limits, text),
         )
         limiter.start()
@@ -258,7 +284,7 @@ def _limiter(meter: Meter, limits: LimitOptions, batch_size: int) -> PowerLimite
     return limiter
 
 
-def _synchronize() -> None:
+def wait_for_gpu() -> None:
     """Wait for the GPU, so that a slice's end is the end of its work. Never loads torch."""
     torch = sys.modules.get("torch")
     cuda = None if torch is None else getattr(torch, "cuda", None)

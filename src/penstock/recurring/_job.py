@@ -112,6 +112,7 @@ class RecurringJob:
         clock: Tells the time.
         devices: What the training function computes on.
         threads: CPU threads it may use.
+        slice_s: How long each power limit is profiled, in the first epoch of a batch size that is new.
     """
 
     def __init__(
@@ -138,7 +139,10 @@ class RecurringJob:
         clock: Clock | None = None,
         devices: tuple[str, ...] = ("cpu",),
         threads: int = 1,
+        slice_s: float = 5.0,
     ) -> None:
+        if not slice_s > 0:
+            raise InvalidInput(f"slice_s must be positive, got {slice_s!r}.")
         if not name or "/" in name:
             raise InvalidInput(f"A job's name must not be empty nor contain '/', got {name!r}.")
         if train is not None and not callable(train):
@@ -176,6 +180,7 @@ class RecurringJob:
         self._wall: Clock = clock if clock is not None else WallClock()
         self._devices = devices
         self._threads = threads
+        self._slice_s = slice_s
         self._history = History()
         self._folded = 0
         self._gpus = 1
@@ -302,6 +307,7 @@ class RecurringJob:
                         clock=self._clock,
                         devices=self._devices,
                         threads=self._threads,
+                        slice_s=self._slice_s,
                     )
                 except BaseException:
                     self.abandon(decision)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.core import Measurement, Source
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
-from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor
+from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor, Window, wait_for_gpu
 from penstock.recurring._history import Decision, JobSpec, Result
 from penstock.train._checkpoint import MemoryCheckpoints, Report
 from penstock.train._worker import Settings, Spec, execute
@@ -55,15 +55,25 @@ class Target:
 class Gauge:
     """The epoch meter of one run: adds up time and energy, and tries the power limits to be profiled.
 
-    Slices are whole epochs here, for that is where any training function can be told apart: the limits to profile
-    take the first epochs in turn, from the highest down, by the power-limit optimiser of the energy room.
+    A training that tells of its iterations (a Task does, a function by ``run.iteration``) has its limits profiled in
+    slices of ``slice_s`` during its first epoch (Zeus 4.2). Any other is told apart by epochs alone: the limits to
+    profile then take the first epochs in turn. Both go from the highest limit down, by the power-limit optimiser of
+    the energy room.
     """
 
-    def __init__(self, meter: Meter, spec: JobSpec, decision: Decision, guard: LimitGuard | None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        spec: JobSpec,
+        decision: Decision,
+        guard: LimitGuard | None,
+        *,
+        slice_s: float = 5.0,
+    ) -> None:
         self._meter = meter
         self._spec = spec
         self._guard = guard
-        self._window: Any = None
+        self._window: Window | None = None
         self._machine: PowerLimitOptimizer | None = None
         self.time_s = 0.0
         self.energy_j = 0.0
@@ -72,36 +82,77 @@ class Gauge:
         self.last_cost = 0.0
         self._sums: dict[float, tuple[int, float, float]] = {}
         self._limit_w = decision.limit_w
+        self._changed = False  # the limit changed within the present epoch
+        self._iterated = False  # iterations were told of, ever
+        self._samples = 0.0  # in the present epoch
+        self._epoch_samples = 0.0  # in the last whole epoch
         if guard is not None and decision.profile_w:
-            self._machine = PowerLimitOptimizer(
-                tuple(decision.profile_w),
-                EtaCost(spec.eta),
-                max_limit_w=spec.max_power_w,
-                slice_s=1e-9,
-                warmup_s=0.0,
-                settle_s=0.0,
-            )
+            self._limits_w = tuple(decision.profile_w)
+            self._machine = self._profiler(slice_s, slice_s, min(0.5, slice_s / 10))
             self._set(max(decision.profile_w))
         elif guard is not None and decision.limit_w is not None:
             self._set(decision.limit_w)
 
+    def _profiler(self, slice_s: float, warmup_s: float, settle_s: float) -> PowerLimitOptimizer:
+        return PowerLimitOptimizer(
+            self._limits_w,
+            EtaCost(self._spec.eta),
+            max_limit_w=self._spec.max_power_w,
+            slice_s=slice_s,
+            warmup_s=warmup_s,
+            settle_s=settle_s,
+        )
+
     @property
     def measured(self) -> dict[float, tuple[float, float]]:
-        """Mean time and power of the epochs at each limit."""
-        return {w: (t / n, j / t) for w, (n, t, j) in self._sums.items() if t > 0}
+        """Time of an epoch and mean power at each limit."""
+        found: dict[float, tuple[float, float]] = {}
+        if self._iterated and self._machine is not None and self._epoch_samples > 0:
+            profile = self._machine.profile
+            slices = self._machine.seen if profile is None else profile.limits
+            found = {s.limit_w: (self._epoch_samples / s.throughput, s.power_w) for s in slices}
+        # Whole epochs tell better than slices, which know nothing of what an epoch does besides its iterations.
+        whole = {w: (t / n, j / t) for w, (n, t, j) in self._sums.items() if t > 0}
+        both = [whole[w][0] / found[w][0] for w in found if w in whole]
+        more = sum(both) / len(both) if both else 1.0
+        return {w: (time_s * more, power_w) for w, (time_s, power_w) in found.items()} | whole
 
     @property
     def cost(self) -> float:
         """What the run has cost so far (Eq. 2)."""
         return self._spec.cost(self.energy_j, self.time_s)
 
+    @property
+    def on_iteration(self) -> Callable[[float], None] | None:
+        """What to call after each iteration; None: nobody wants to know."""
+        return None if self._machine is None else self.iteration
+
     def epoch_begin(self) -> None:
         """An epoch begins."""
         self._window = self._meter.window("epoch")
+        self._changed = False
+        self._samples = 0.0
         if self._machine is not None and not self._machine.done:
-            limit_w = self._machine.begin_epoch(self.time_s, self.energy_j)
-            if limit_w is not None:
-                self._set(limit_w)
+            self._follow(self._machine.begin_epoch(self.time_s, self.energy_j))
+            self._changed = False  # the epoch begins with it
+
+    def iteration(self, samples: float) -> None:
+        """An iteration of so many samples is over."""
+        self._samples += samples
+        self._iterated = True
+        machine, window = self._machine, self._window
+        if machine is None or machine.done or window is None:
+            return
+        now_s = self.time_s + window.time_s
+        energy_j = None
+        if machine.wants_reading(now_s):
+            wait_for_gpu()
+            now_s = self.time_s + window.time_s
+            try:
+                energy_j = self.energy_j + window.energy.joules
+            except SensorError:
+                return  # the slice is made longer, until the sensor answers
+        self._follow(machine.iteration(now_s, energy_j, samples))
 
     def epoch_end(self) -> Measurement | None:
         """What it drew."""
@@ -110,18 +161,25 @@ class Gauge:
         window, self._window = self._window.end(), None
         energy: Measurement = window.energy
         self.source = max(self.source, energy.source)
-        before = self.cost
+        before, begun = self.cost, (self.time_s, self.energy_j)
         self.time_s += window.time_s
         self.energy_j += energy.joules
         self.epochs += 1
         self.last_cost = self.cost - before
-        n, time_s, energy_j = self._sums.get(self._limit_w or 0.0, (0, 0.0, 0.0))
-        self._sums[self._limit_w or 0.0] = (n + 1, time_s + window.time_s, energy_j + energy.joules)
+        if not self._changed:
+            n, time_s, energy_j = self._sums.get(self._limit_w or 0.0, (0, 0.0, 0.0))
+            self._sums[self._limit_w or 0.0] = (n + 1, time_s + window.time_s, energy_j + energy.joules)
+        if self._iterated:
+            self._epoch_samples = self._samples
         if self._machine is not None and not self._machine.done:
-            limit_w = self._machine.iteration(self.time_s, self.energy_j)
+            if not self._iterated:
+                if (
+                    self.epochs == 1
+                ):  # told apart by epochs alone: begin anew, with the first epoch as a slice
+                    self._machine = self._profiler(1e-9, 0.0, 0.0)
+                    self._machine.begin_epoch(*begun)
+                self._follow(self._machine.iteration(self.time_s, self.energy_j))
             self._machine.end_epoch(self.time_s, self.energy_j)
-            if limit_w is not None:
-                self._set(limit_w)
         return energy
 
     def close(self) -> None:
@@ -131,6 +189,11 @@ class Gauge:
             with contextlib.suppress(SensorError):
                 self.energy_j += window.end().energy.joules
                 self.time_s += window.time_s
+
+    def _follow(self, limit_w: float | None) -> None:
+        if limit_w is not None and limit_w != self._limit_w:
+            self._changed = True
+            self._set(limit_w)
 
     def _set(self, limit_w: float) -> None:
         if self._guard is not None:
@@ -190,6 +253,7 @@ def launch(
     clock: Clock | None,
     devices: tuple[str, ...],
     threads: int,
+    slice_s: float = 5.0,
 ) -> Launched:
     """Run ``work`` once as decided; whatever it does, there is a result."""
     meter = Meter(sensors, clock=clock)
@@ -202,7 +266,7 @@ def launch(
         except PenstockError:
             guard = None  # no permission: the limit stays as it is, and is measured as "no limit set"
     try:
-        gauge = Gauge(meter, spec, decision, guard)
+        gauge = Gauge(meter, spec, decision, guard, slice_s=slice_s)
         judge = _Judge(target, gauge, decision.cost_limit)
         end = execute(
             work,

@@ -1,5 +1,6 @@
 """Samplers: which configuration next."""
 
+from penstock.sample._bandit import Belief, Pick, Pruning, ZeusBandit
 from penstock.sample._base import Observation, Sampler
 from penstock.sample._bayes import Bayes
 from penstock.sample._gate import Gate, Verdict
@@ -14,14 +15,18 @@ from penstock.sample._warm import WarmStart
 __all__ = [
     "TPE",
     "Bayes",
+    "Belief",
     "Gate",
     "Grid",
     "Limited",
     "Observation",
     "OptunaSampler",
+    "Pick",
+    "Pruning",
     "Random",
     "Sampler",
     "Verdict",
     "Walk",
     "WarmStart",
+    "ZeusBandit",
 ]

@@ -315,9 +315,12 @@ class FileCheckpoints:
         """Serialise ``state`` into a file beside the checkpoints."""
         self.discard()
         folder = self._files / self._folder
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f".{os.getpid()}.tmp"
-        file = path.open("wb")
+        try:
+            file = open(path, "wb")  # noqa: SIM115 - commit and discard close it
+        except FileNotFoundError:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = open(path, "wb")  # noqa: SIM115
         tally = _Tally(file)
         try:
             form = dump(state, cast(IO[bytes], tally))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.energy import (
     co2,
     default_sensors,
     grid,
+    wait_for_gpu,
 )
 
 log = logging.getLogger("penstock.energy")
@@ -318,7 +318,7 @@ class EnergyLoader(Generic[T]):
             cache=self._cache,
             observe=self._observe,
             world_size=max(len(gpus), self._world.size),
-            sync=_synchronize,
+            sync=wait_for_gpu,
             tell=self._tell,
             slice_s=self._slice_s,
             warmup_s=self._warmup_s,
@@ -353,7 +353,7 @@ class EnergyLoader(Generic[T]):
         window, self._window = self._window, None
         if window is None:
             return
-        _synchronize()
+        wait_for_gpu()
         window.end()
         self._time_s += window.time_s
         try:
@@ -441,10 +441,3 @@ def _samples(batch: object) -> int:
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
     shape = getattr(batch, "shape", None)
     return int(shape[0]) if shape is not None and len(shape) > 0 else 1
-
-
-def _synchronize() -> None:
-    """Wait for the GPU, so that an epoch's or slice's end is the end of its work."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
