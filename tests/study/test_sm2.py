@@ -4,16 +4,18 @@ import dataclasses
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
 import penstock as pk
 from penstock.core import Measurement, Source, StudyState
 from penstock.core.errors import InvalidInput
-from penstock.report import read_journal, sm2_plot, sm2_report, sm2_text
+from penstock.report import read_journal, sm2_comparison, sm2_plot, sm2_report, sm2_text
 from penstock.store import open_store
 from penstock.train._loop import Trainer
 
@@ -140,6 +142,41 @@ DRIVER = SETUP + textwrap.dedent(
     study.run()
     """
 )
+
+
+@pytest.mark.faults
+def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
+    script, path = tmp_path / "driver.py", tmp_path / "s.db"
+    script.write_text(DRIVER)
+    rng = random.Random(5)
+    kills = 0
+    for attempt in range(3):
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(path)], stderr=subprocess.PIPE, text=True
+        )
+        if attempt < 2:
+            seen = len(events(path)) if path.exists() else 0
+            wanted = seen + rng.randint(2, 14)
+            while process.poll() is None:
+                if path.exists() and len(_events_or_none(path)) >= wanted:
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+                time.sleep(0.05)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+    assert process.returncode == 0
+    assert kills >= 2
+    state = StudyState.of(events(path))
+    state.validate()
+    for ours, theirs in zip(outcome(state), whole[1], strict=True):
+        assert ours[:4] == theirs[:4]
+        for (epoch, metrics), (at, wanted) in zip(ours[5], theirs[5], strict=True):
+            # The uninterrupted one ran in this process, whose sums may differ from a worker's in the last digit.
+            assert epoch == at
+            assert metrics == pytest.approx(wanted, rel=1e-5)
 
 
 def _events_or_none(path):
@@ -290,6 +327,7 @@ def metered(executor, source):
 def even(run):
     """Small batches are a little better; energy speaks for large ones."""
     for _ in run.epochs():
+        run.save({})  # else a segment would train, and draw, all epochs before it again
         run.report(loss=0.5 + run.config["batch_size"] / 1e6)
 
 
@@ -312,6 +350,35 @@ def test_configurations_run_one_after_another_only_where_a_whole_device_is_measu
         most = max(most, len(running))
     assert most == at_once
     assert done.energy.source is source
+
+
+def test_alpha_decides_and_the_comparison_tells_what_it_saves():
+    def run(alpha):
+        quick = pk.SM2(alpha=alpha, beta=1.0, max_epochs=20, thorough_epochs=1, final_epochs=5, patience=None)
+        return study(even, metered(pk.Simulated(devices=1), Source.SIMULATED), scheduler=quick).run()
+
+    only, both = run(1.0), run(0.4)
+    assert sm2_report(only).winner == 0  # batch 4, the best by a hair
+    # Eq. 2 by hand, P and E rescaled: 4: (1, 0), 8: (6/7, 4/7), 16: (4/7, 6/7), 32: (0, 1); with alpha 0.4 the
+    # scores are 0.4, 0.686, 0.743, 0.6, and of 8 (1, 0) and 16 (0, 1) in the next round 16 wins.
+    first = sm2_report(both).rounds[0].configurations
+    assert [c.score.total for c in first] == pytest.approx([0.4, 4.8 / 7, 5.2 / 7, 0.6])
+    assert both.trials[sm2_report(both).winner].config["batch_size"] == 16
+    space = pk.Space(batch_size=pk.Choice(8))
+    vanilla = study(
+        even,
+        metered(pk.Simulated(devices=1), Source.SIMULATED),
+        space=space,
+        scheduler=pk.Full(trials=1, epochs=20),
+    ).run()
+    row = sm2_comparison(both, alpha_1=only, vanilla=vanilla)
+    assert row.vanilla_j == pytest.approx(20 * 1000 / 8)
+    # Every exploration and every epoch of every trial draws 1000 J / batch size.
+    assert row.sm2_j == pytest.approx(sum(t.epoch * 1000 / t.config["batch_size"] for t in both.trials))
+    assert row.parity == pytest.approx(row.sm2_j / row.vanilla_j)
+    assert row.saving > 0.5
+    with pytest.raises(InvalidInput, match="alpha_1"):
+        sm2_comparison(both, alpha_1=study(even, meter=False).run(), vanilla=vanilla)
 
 
 def test_the_report_tells_what_the_journal_tells(whole, tmp_path):
