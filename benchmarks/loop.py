@@ -15,6 +15,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from benchmarks._bench import save, spread, text
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,7 +81,8 @@ def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of, x, y, s
         optimizer.step()
 
 
-def loop(repeats: int, scale: float, size: int = 64) -> None:
+def loop(repeats: int, scale: float, size: int = 64) -> dict[str, object]:
+    results: dict[str, object] = {}
     print(
         f"{'model':12s} {'by hand ms/step':>16s} {'penstock ms/step':>17s} {'ratio':>7s}   batch {size}, SGD, 1 thread"
     )
@@ -101,14 +103,17 @@ def loop(repeats: int, scale: float, size: int = 64) -> None:
                     trainer.train_epoch()
                 if repeat:
                     times.append((time.process_time() - start) / -(-len(x) // size) * 1e3)
-        ratio = statistics.median(o / h for o, h in zip(ours, hand, strict=True))
+        ratios = [o / h for o, h in zip(ours, hand, strict=True)]
         print(
-            f"{name:12s} {statistics.median(hand):16.3f} {statistics.median(ours):17.3f} {ratio:7.3f}",
+            f"{name:12s} {statistics.median(hand):16.3f} {statistics.median(ours):17.3f} {text(ratios):>7s}",
             flush=True,
         )
+        results[name] = {"by hand ms": spread(hand), "penstock ms": spread(ours), "ratio": spread(ratios)}
+    return results
 
 
-def loader(repeats: int, scale: float) -> None:
+def loader(repeats: int, scale: float) -> dict[str, object]:
+    results: dict[str, object] = {}
     n = int(25600 * scale)
     x, y = torch.randn(n, 784), torch.randint(0, 10, (n,))
     source = Preloaded((x, y), torch.device("cpu"))
@@ -128,6 +133,8 @@ def loader(repeats: int, scale: float) -> None:
         a, b = statistics.median(torch_times), statistics.median(our_times)
         steps = -(-n // size)
         print(f"{size:6d} {a / steps * 1e6:20.1f} {b / steps * 1e6:18.1f} {a / b:6.1f}x", flush=True)
+        results[f"batch {size}"] = spread([t / o for t, o in zip(torch_times, our_times, strict=True)])
+    return results
 
 
 def main() -> None:
@@ -137,9 +144,9 @@ def main() -> None:
     parser.add_argument("--loader-only", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if not args.loader_only:
-        loop(args.repeats, args.scale)
-    loader(args.repeats, args.scale)
+    results = {} if args.loader_only else {"loop": loop(args.repeats, args.scale)}
+    results["loader, times faster than DataLoader"] = loader(args.repeats, args.scale)
+    save("loop", "python -m benchmarks.loop", results, ["torch"])
 
 
 if __name__ == "__main__":
