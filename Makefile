@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test lint unit format bench clean help
+.PHONY: quickstart test lint unit format bench docs clean help
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -27,8 +27,26 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix src tests examples benchmarks
 	$(BIN)/ruff format src tests examples benchmarks
 
+docs: $(VENV)/.docs ## Build the documentation into site/; fails on a broken page or reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench-zeus: $(VENV)/.bench ## Recurring jobs replayed from the Zeus traces (PENSTOCK_DATA names their folder)
 	$(BIN)/python -m benchmarks.papers.zeus.replay
+
+bench-hyperpower: $(VENV)/.bench ## Predictors and searches under limits (PENSTOCK_DATA names the data's folder)
+	$(BIN)/python benchmarks/papers/hyperpower/predictors.py --save $(if $(PENSTOCK_DATA),--data $(PENSTOCK_DATA)/ecnas)
+	$(if $(PENSTOCK_DATA),$(BIN)/python benchmarks/papers/hyperpower/divergence.py --save --data $(PENSTOCK_DATA)/taskset)
+	$(BIN)/python benchmarks/papers/hyperpower/suggest.py --save
+	$(BIN)/python benchmarks/papers/hyperpower/fixed_time.py --save
+	$(BIN)/python benchmarks/papers/hyperpower/search.py --seeds 10 --peers --save
+
+bench-loop: $(VENV)/.bench ## The training loop against one by hand, the loader against DataLoader
+	$(BIN)/python -m benchmarks.loop
+
+bench-sm2: $(VENV)/.bench ## SM2's three scenarios and its learning rates against a full grid
+	$(BIN)/python -m benchmarks.papers.sm2.scenarios --wide --exhaustive
+	$(BIN)/python -m benchmarks.papers.sm2.lr_cases
+	$(BIN)/python -m benchmarks.papers.sm2.lr_cases --fresh
 
 bench-%: $(VENV)/.bench ## Run one benchmark, e.g. bench-throughput; results land in benchmarks/results
 	$(BIN)/python benchmarks/$*.py
@@ -51,9 +69,13 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[dev]'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[docs]'
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) -e '.[bench]'
 	@touch $@
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

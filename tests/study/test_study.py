@@ -288,3 +288,18 @@ def test_groups_are_journalled_before_their_trials_start(tmp_path):
             submitted |= {(s.trial.id, s.start) for s in event.segments}
         elif event.kind == "started":
             assert (event.trial, event.start) in submitted
+
+
+def test_a_grid_without_a_scheduler_is_loaded_and_resumed(tmp_path):
+    path = tmp_path / "grid.db"
+    options = {"minimize": "loss", "sampler": pk.Grid(), "executor": pk.Simulated(devices=1, seconds=1.0)}
+    study = pk.Study(two_epochs, {"x": pk.Choice(1, 2, 3)}, store=path, budget=pk.Budget(epochs=3), **options)
+    study.run()
+    resumed = pk.Study.load(path, budget=pk.Budget(epochs=100)).run()
+    assert sorted(trial.config["x"] for trial in resumed.trials) == [1, 2, 3]
+    assert {trial.status.value for trial in resumed.trials} == {"completed"}
+
+
+def two_epochs(run):
+    for _ in run.epochs(2):
+        run.report(loss=run.config["x"])

@@ -1,6 +1,7 @@
 """The fused loop against the unfused one: the same numbers, whoever leaves, joins, fails or diverges."""
 
 import copy
+import json
 import math
 
 import pytest
@@ -417,6 +418,7 @@ def test_check_says_why_members_cannot_be_fused():
     found = check(make_task(lambda: Branching().double()), CONFIGS[:2])
     assert not found.ok
     assert "data-dependent" in found.reason
+    assert json.dumps(found.record(), allow_nan=False)
     with pytest.raises(InvalidInput, match="at least 2"):
         check(make_task(), CONFIGS[:1])
 

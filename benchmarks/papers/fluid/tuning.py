@@ -1,4 +1,4 @@
-"""Whole studies in virtual time: a scheduler, a sampler, learning curves, and a planner on a simulated cluster."""
+"""Whole studies in virtual time: ``pk.Study`` with a scheduler, a sampler, learning curves and simulated devices."""
 
 from __future__ import annotations
 
@@ -8,62 +8,68 @@ from typing import Any
 
 from workloads import Curves, epoch_s
 
-from penstock.core import Placement, PlanPass, Segment, Trial, TrialStatus
-from penstock.predict import EpochTimes, Overhead
-from penstock.sample import TPE, Random
-from penstock.sample._base import Observation
-from penstock.schedule import ASHA, Halving, Hyperband
-from penstock.schedule._base import Outcome, Rules
-from penstock.testing.planning import SimulatedCluster
+import penstock as pk
+from penstock.core import Reported, StudyState, TrialGroup
+from penstock.report import timeline
+from penstock.schedule import Halving, Hyperband
+from penstock.schedule._base import Outcome, Rules, Scheduler
 
 EPOCHS = 27
 
 
-class InTurn:
-    """Hyperband's brackets strictly one after the other, as synchronous BOHB runs them."""
+class InTurn(Scheduler):
+    """Hyperband's brackets strictly one after the other, each rung proposed as a whole: synchronous BOHB."""
 
-    def __init__(self, iterations: int = 1) -> None:
-        table = Hyperband(max_epochs=EPOCHS).table
-        self._halvings = [
-            Halving(max_epochs=EPOCHS, min_epochs=rungs[0][1], trials=rungs[0][0])
-            for _ in range(iterations)
-            for rungs in table
-        ]
-        self._rules: Rules | None = None
+    def __init__(self) -> None:
+        self.max_epochs = EPOCHS
+        self._table = Hyperband(max_epochs=EPOCHS).table
 
     def start(self, rules: Rules) -> None:
         self._rules = rules
-        self._halvings[0].start(rules)
+        self._left = [
+            Halving(max_epochs=EPOCHS, min_epochs=rungs[0][1], trials=rungs[0][0]) for rungs in self._table
+        ]
+        self._left[0].start(rules)
+        self._open = 0
 
-    def next(self, want: int) -> Any:
-        group = self._halvings[0].next(1 << 30)  # a synchronous rung is one group
-        if group is None and self._halvings[0].done and len(self._halvings) > 1 and not self._open:
-            self._halvings.pop(0)
-            self._halvings[0].start(self._rules)
-            group = self._halvings[0].next(1 << 30)
+    def next(self, want: int) -> TrialGroup | None:
+        group = self._left[0].next(1 << 30)  # a synchronous rung is one group
+        if group is None and self._left[0].done and len(self._left) > 1 and not self._open:
+            self._dropped = [*self.drops()]
+            self._left.pop(0)
+            self._left[0].start(self._rules)
+            group = self._left[0].next(1 << 30)
         if group is not None:
             self._open += len(group.segments)
         return group
 
-    _open = 0
+    _dropped: Sequence[int] = ()
 
     def ended(self, outcome: Outcome) -> None:
         self._open -= 1
-        self._halvings[0].ended(outcome)
+        self._left[0].ended(outcome)
+
+    def drops(self) -> Sequence[int]:
+        found, self._dropped = [*self._dropped, *self._left[0].drops()], ()
+        return found
 
     @property
     def done(self) -> bool:
-        return len(self._halvings) == 1 and self._halvings[0].done
+        return len(self._left) == 1 and self._left[0].done
+
+    @property
+    def expected(self) -> int | None:
+        return sum(size for rungs in self._table for size, _ in rungs)
 
 
-ALGORITHMS = {
-    "Halving": lambda: (Halving(max_epochs=EPOCHS), Random()),
-    "Halving of 81": lambda: (Halving(max_epochs=EPOCHS, trials=81), Random()),
-    "SyncBOHB": lambda: (InTurn(), TPE()),
-    "Hyperband in turn": lambda: (InTurn(), Random()),
-    "Hyperband": lambda: (Hyperband(max_epochs=EPOCHS), Random()),
-    "ASHA": lambda: (ASHA(max_epochs=EPOCHS, trials=81), Random()),
-    "BOHB": lambda: (ASHA(max_epochs=EPOCHS, trials=81, brackets=3), TPE()),
+ALGORITHMS: dict[str, Any] = {
+    "Halving": lambda: (pk.Halving(max_epochs=EPOCHS), pk.Random()),
+    "Halving of 81": lambda: (pk.Halving(max_epochs=EPOCHS, trials=81), pk.Random()),
+    "SyncBOHB": lambda: (InTurn(), pk.TPE()),
+    "Hyperband in turn": lambda: (InTurn(), pk.Random()),
+    "Hyperband": lambda: (pk.Hyperband(max_epochs=EPOCHS), pk.Random()),
+    "ASHA": lambda: (pk.ASHA(max_epochs=EPOCHS, trials=81), pk.Random()),
+    "BOHB": lambda: (pk.ASHA(max_epochs=EPOCHS, trials=81, brackets=3), pk.TPE()),
 }
 
 
@@ -74,7 +80,6 @@ class Result:
     makespan_s: float = 0.0
     best: float = float("inf")
     busy_s: float = 0.0
-    resizes: int = 0
     trials: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)  # when a better loss was known
 
@@ -84,90 +89,70 @@ class Result:
 
 def run(
     algorithm: str,
-    planner: Sequence[PlanPass],
+    planner: Any,
     *,
     devices: int,
-    truth: Overhead,
+    truth: pk.Overhead,
     curves: Curves,
     sigma: float = 0.3,
     mean_s: float = 30.0,
-    concurrency: int | None = None,
+    variance: float = 0.0,
     seed: int = 0,
 ) -> Result:
-    """One study. Runtimes are not known beforehand: the planner learns them as a study would (EpochTimes)."""
+    """One study. Runtimes are not known beforehand: the study learns them from the reports.
+
+    Args:
+        algorithm: Of ``ALGORITHMS``.
+        planner: ``pk.Fluid(...)``, or None: first come first served, one device each.
+        devices: How many simulated ones.
+        truth: Overheads that really hold.
+        curves: Learning curves.
+        sigma: By how much epochs of different trials differ.
+        mean_s: Of an epoch.
+        variance: By how much epochs of one trial differ, relative (Fluid 6.4.1).
+        seed: Of everything.
+    """
     scheduler, sampler = ALGORITHMS[algorithm]()
-    sampler.start(curves.space, objectives=1, seed=seed)
-    numbers = iter(range(1 << 30))
-    trials: dict[int, Trial] = {}
 
-    def propose(n: int) -> list[Trial]:
-        made = []
-        for config in sampler.ask(n):
-            trial = trials.setdefault(number := next(numbers), Trial(number, config, 0))
-            sampler.adopt(config, number)
-            made.append(trial)
-        return made
+    def train(trial: pk.Run) -> None:
+        trial.load()
+        for epoch in trial.epochs():
+            trial.save(None)
+            trial.report(loss=curves.loss(trial.config, epoch + 1, EPOCHS))
 
-    rules = Rules(
-        propose=propose,
-        order=lambda values: sorted(range(len(values)), key=lambda i: (values[i], i)),
-        space=curves.space,
-        learns=type(sampler).learns,
+    def seconds(config: Any, epoch: int) -> float:
+        row = curves.row(config)
+        taken_s = epoch_s(row, mean_s=mean_s, sigma=sigma, seed=seed)
+        return (
+            taken_s
+            if not variance
+            else epoch_s(row * 1000 + epoch, mean_s=taken_s, sigma=variance, seed=seed)
+        )
+
+    study = pk.Study(
+        train,
+        curves.space,
+        minimize="loss",
+        scheduler=scheduler,
+        sampler=sampler,
+        executor=pk.Simulated(devices, seconds=seconds, overhead=truth),
+        planner=planner,
         seed=seed,
-    )
-    scheduler.start(rules)
-    cluster = SimulatedCluster(devices, truth=truth, planner=planner)
-    times = EpochTimes()
-    # ASHA's concurrency is free of the number of devices (6.2.2). A sampler that learns is asked no further ahead than
-    # without Fluid: more trials in flight would mean fewer results to learn from.
-    concurrency = concurrency or devices * (1 if type(sampler).learns else truth.max_sharing)
-    running: dict[int, Segment] = {}
-    result = Result()
+        store=False,
+        meter=False,
+    ).run()
+    return _result(study)
 
-    def second(trial: int) -> float:
-        return epoch_s(curves.row(trials[trial].config), mean_s=mean_s, sigma=sigma, seed=seed)
 
-    def submit() -> None:
-        while True:
-            want = max(0, concurrency - len(running))
-            group = scheduler.next(want)
-            if group is None:
-                return
-            placements, work, epochs = [], {}, {}
-            for segment in group.segments:
-                trial, count = segment.trial.id, segment.until - segment.start
-                guess = times.epoch_s(trial, segment.trial.config)
-                placements.append(
-                    Placement(
-                        (segment,),
-                        expected_s=None if guess is None else guess * count,
-                        expected_error=times.error(trial, segment.trial.config),
-                        max_devices=truth.max_devices,
-                    )
-                )
-                work[trial], epochs[trial] = count * second(trial), count
-                running[trial] = segment
-            cluster.submit(placements, work, epochs)
-
-    submit()
-    cluster.replan()
-    while not cluster.idle:
-        for trial in cluster.step():
-            segment = running.pop(trial)
-            loss = curves.loss(segment.trial.config, segment.until, EPOCHS)
-            for _ in range(segment.until - segment.start):
-                times.observe(trial, segment.trial.config, second(trial))
-            if loss < result.best:
-                result.best = loss
-                result.history.append((cluster.now_s, loss))
-            status = TrialStatus.COMPLETED if segment.last else TrialStatus.PAUSED
-            scheduler.ended(Outcome(trial, status, segment.until, (loss,)))
-            if type(sampler).learns:
-                sampler.tell(Observation(trial, segment.trial.config, (loss,), segment.until, segment.last))
-        submit()
-        cluster.replan()
-    assert not running
-    assert not cluster.waiting
-    result.makespan_s, result.busy_s = cluster.tally.makespan_s, cluster.tally.busy_s
-    result.resizes, result.trials = cluster.tally.resizes, len(trials)
+def _result(study: pk.Study) -> Result:
+    assert study._store is not None
+    assert study._entry is not None
+    events = [event for _, event in study._store.read(study._entry.id)]
+    StudyState.of(events).validate()
+    told = timeline(events)
+    result = Result(told.makespan_s, busy_s=told.busy_s, trials=len(study.trials))
+    for event in events:
+        if isinstance(event, Reported) and event.metrics["loss"] < result.best:
+            result.best = event.metrics["loss"]
+            result.history.append((event.time_s, result.best))
     return result

@@ -61,7 +61,7 @@ def profile(problem: Problem, samples: int = 100, *, extra: bool = False, seed: 
 
     give = extras if extra else None
     models = {
-        name: Predictor.fit(name, features, configs, [m[name] for m in measured], extra=give)
+        name: Predictor.fit(name, features, configs, [m[name] for m in measured], extra=give, folds=0)
         for name in ("power_w", "memory_bytes")
     }
     return Predictors(models, device=problem.device.name, task=problem.dataset)
@@ -163,7 +163,7 @@ def botorch_plain(problem: Problem, limits: list[Limit], count: int, seed: int) 
 
 def _botorch(problem: Problem, limits: list[Limit], count: int, seed: int, constrained: bool) -> Search:
     import torch
-    from botorch.acquisition import LogConstrainedExpectedImprovement, LogExpectedImprovement
+    from botorch.acquisition.analytic import LogConstrainedExpectedImprovement, LogExpectedImprovement
     from botorch.fit import fit_gpytorch_mll
     from botorch.models import ModelListGP, SingleTaskGP
     from botorch.models.transforms import Standardize

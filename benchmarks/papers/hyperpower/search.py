@@ -11,6 +11,8 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cnn import Problem
-from methods import METHODS, Search, limits_of
+from methods import METHODS, Evaluation, Search, limits_of
 
 import _bench
+from penstock.goal import Limit
 
 PEERS = ("Optuna GPSampler", "BoTorch LogEI, constrained")
 
@@ -31,6 +34,29 @@ def reached(search: Search, error: float) -> int | None:
         if search.best(count) <= error:
             return count
     return None
+
+
+def place(folder: Path, name: str, problem: Problem, limits: list[Limit], count: int, seed: int) -> Path:
+    """Where a run is kept."""
+    bounds = "_".join(f"{limit.bound:.6g}" for limit in limits)
+    words = "".join(c if c.isalnum() else "-" for c in name)
+    return folder / f"{problem.dataset}_{bounds}_{count}_{words}_{seed}.json"
+
+
+def searched(
+    folder: Path | None, name: str, problem: Problem, limits: list[Limit], count: int, seed: int
+) -> Search:
+    """One search, or what it was when it was run before."""
+    if folder is None:
+        return METHODS[name](problem, limits, count, seed)
+    path = place(folder, name, problem, limits, count, seed)
+    if path.exists():
+        data = json.loads(path.read_text())
+        return Search([Evaluation(**e) for e in data["evaluations"]], data["cpu_s"])
+    search = METHODS[name](problem, limits, count, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(search)))
+    return search
 
 
 def main() -> None:
@@ -46,6 +72,8 @@ def main() -> None:
         "--share", type=float, default=0.25, help="of configurations that the power limit leaves"
     )
     parser.add_argument("--evaluations", type=int, default=None, help="default 30 for mnist, 50 for cifar")
+    parser.add_argument("--runs", type=Path, default=None, help="keep every run in this folder, and reuse it")
+    parser.add_argument("--kept", action="store_true", help="only what is in the folder of --runs")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     names = given.methods or [name for name in METHODS if given.peers or name not in PEERS]
@@ -61,14 +89,21 @@ def main() -> None:
             f"{dataset}: {len(problem.space)} dimensions, {', '.join(map(str, limits))}, {count} evaluations"
         )
         found: dict[str, list[Search]] = {}
+        seeds_of: dict[str, list[int]] = {}
         for name in names:
-            seeds = range(given.first_seed, given.first_seed + given.seeds)
-            found[name] = [METHODS[name](problem, limits, count, seed) for seed in seeds]
+            seeds: Sequence[int] = range(given.first_seed, given.first_seed + given.seeds)
+            if given.kept:
+                seeds = [s for s in seeds if place(given.runs, name, problem, limits, count, s).exists()]
+            if not seeds:
+                continue
+            seeds_of[name] = list(seeds)
+            found[name] = [searched(given.runs, name, problem, limits, count, seed) for seed in seeds]
             runs = found[name]
             best = [run.best() for run in runs]
             row: dict[str, object] = {
-                "best_error": best,
-                "mean": statistics.fmean(best),
+                "seeds": len(runs),
+                "best_error": [None if value == math.inf else value for value in best],
+                "mean": None if max(best) == math.inf else statistics.fmean(best),
                 "violations": [run.violations for run in runs],
                 "cpu_s_per_suggestion": statistics.fmean(run.cpu_s for run in runs) / count,
             }
@@ -83,7 +118,11 @@ def main() -> None:
         if "EI, unaware" in found:
             for name in [n for n in found if n.startswith("HW")]:
                 shares, missed, own = [], 0, []
-                for run, plain in zip(found[name], found["EI, unaware"], strict=True):
+                for seed in sorted({*seeds_of[name]} & {*seeds_of["EI, unaware"]}):
+                    run = found[name][seeds_of[name].index(seed)]
+                    plain = found["EI, unaware"][seeds_of["EI, unaware"].index(seed)]
+                    if plain.best() == math.inf:  # it never kept the limits: nothing to compare with
+                        continue
                     at, its = reached(run, plain.best()), reached(plain, plain.best())
                     missed += at is None
                     shares.append((at or 2 * count) / count)  # never: counted as twice all of them
@@ -99,19 +138,22 @@ def main() -> None:
                     f"{statistics.geometric_mean(own):.3f} of those it took to its best",
                     flush=True,
                 )
-    for name in [n for n in names if n.startswith("HW")]:
-        shares = [table[d][name].get("share_of_evaluations") for d in table]
+    datasets = list(table)
+    for name in [n for n in names if n.startswith("HW") and all(n in table[d] for d in datasets)]:
+        shares = [table[d][name].get("share_of_evaluations") for d in datasets]
         if len(shares) > 1 and all(isinstance(share, float) for share in shares):
-            print(f"{name}: geometric mean over the problems {statistics.geometric_mean(shares):.3f}")  # type: ignore[arg-type]
+            mean = statistics.geometric_mean([float(str(share)) for share in shares])
+            table.setdefault("both", {})[name] = {"share_of_evaluations": mean}
+            print(f"{name}: geometric mean over the problems {mean:.3f}")
     if given.save:
         _bench.save(
-            "hyperpower-search",
-            " ".join(["python", *sys.argv]),
+            "hyperpower_search",
+            f"python benchmarks/papers/hyperpower/search.py --seeds {given.seeds} --peers --save",
             table,
             ("optuna", "botorch", "numpy", "scipy"),
         )
     else:
-        print(json.dumps({d: {n: r["mean"] for n, r in rows.items()} for d, rows in table.items()}))
+        print(json.dumps({d: {n: r.get("mean") for n, r in rows.items()} for d, rows in table.items()}))
 
 
 if __name__ == "__main__":

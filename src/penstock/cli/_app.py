@@ -1,4 +1,4 @@
-"""The command line: ``penstock tune | resume | report | trials | simulate | recur | replay | measure | doctor``."""
+"""The command line: ``penstock tune``, ``resume``, ``report``, ``trials``, ``dashboard`` and the others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli._dashboard import dashboard
 from penstock.cli._doctor import doctor
 from penstock.cli._measure import measure
+from penstock.cli._profile import profile
 from penstock.cli._recur import recur
 from penstock.cli._replay import replay
 from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
@@ -84,8 +86,17 @@ def report(
     study: StudyOption = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many of the best trials to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="Write all views to report.html, .md, .json or .png instead."),
+    ] = None,
 ) -> None:
     """What a study found and what it cost."""
+    if output is not None:
+        from penstock.report._static import write_report
+
+        print(f"written to {write_report(store, output, study)}")
+        return
     from penstock.report import read_journal, sm2_parameters, sm2_report, sm2_text, summarize, summary_text
 
     journal = read_journal(store, study)
@@ -152,19 +163,56 @@ def simulate(
         str | None,
         typer.Argument(metavar="[FILE:STUDY]", help="A study to simulate; default: made-up curves."),
     ] = None,
-    devices: Annotated[int, typer.Option("--devices", min=1, help="Simulated devices.")] = 8,
+    devices: Annotated[
+        str, typer.Option("--devices", help="How many; with --jobs, of which kinds: v100=8,p100=8.")
+    ] = "8",
     epoch_s: Annotated[float, typer.Option("--epoch-s", min=0.0, help="Simulated seconds per epoch.")] = 60.0,
     scheduler: Annotated[str, typer.Option("--scheduler", help="full, halving, hyperband or asha.")] = "asha",
     count: Annotated[int, typer.Option("--trials", min=1, help="Trials (not for hyperband).")] = 81,
     max_epochs: Annotated[int, typer.Option("--max-epochs", min=1)] = 27,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    jobs: Annotated[
+        str | None,
+        typer.Option("--jobs", help="A cluster's tuning jobs: a CSV file, or how many to make up."),
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", help="With --jobs: agnostic, aware or both.")] = "aware",
+    rates: Annotated[
+        str | None, typer.Option("--rates", help="With --jobs: a JSON table of iterations per second.")
+    ] = None,
+    goal: Annotated[str, typer.Option("--goal", help="With --jobs: time, energy or money.")] = "time",
+    eta: Annotated[float, typer.Option("--eta", min=0.0, max=1.0, help="With --goal energy.")] = 0.5,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="With --jobs: rates are not known at first.")
+    ] = False,
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.0, help="Over how long made-up jobs arrive.")
+    ] = 1.0,
 ) -> None:
-    """Run a study on simulated devices with a virtual clock: how long would it take, how busy would they be."""
+    """Run a study, or with --jobs a whole cluster, on simulated devices: how long, how busy, at what cost."""
+    if jobs is not None:
+        from penstock.cli._cluster import cluster
+
+        found = cluster(
+            jobs,
+            devices,
+            policy,
+            rates=rates,
+            goal=goal,
+            eta=eta,
+            learn=learn,
+            hours=hours,
+            seed=seed,
+            as_json=as_json,
+        )
+        print(found)
+        return
+    if not (devices.isdigit() and int(devices)):
+        raise InvalidInput(f"--devices takes a number of at least 1 without --jobs, got {devices!r}.")
     from penstock.cli._simulate import made_up_study, outcome, outcome_text
     from penstock.execute import Simulated
 
-    executor = Simulated(devices=devices, seconds=epoch_s)
+    executor = Simulated(devices=int(devices), seconds=epoch_s)
     if target is None:
         study = made_up_study(executor, scheduler, count, max_epochs, seed)
     else:
@@ -172,11 +220,13 @@ def simulate(
         study.executor = executor
         study.keep_nothing()
     study.run()
-    result = outcome(study, devices)
+    result = outcome(study, int(devices))
     print(json.dumps(result) if as_json else outcome_text(result))
 
 
+app.command()(dashboard)
 app.command()(doctor)
+app.command()(profile)
 app.command()(recur)
 app.command()(replay)
 app.command(context_settings={"ignore_unknown_options": True})(measure)
@@ -234,7 +284,12 @@ def _budget(items: list[str], base: Budget) -> Budget:
             names = ", ".join(Budget.__dataclass_fields__)
             raise InvalidInput(f"--budget takes NAME=NUMBER with one of {names}, got {item!r}.")
         try:
+            if name == "finish":
+                given[name] = {"true": True, "false": False}[number.lower()]
+                continue
             given[name] = int(number) if name in ("trials", "epochs") else float(number)
+        except KeyError:
+            raise InvalidInput(f"--budget finish takes true or false, got {number!r}.") from None
         except ValueError:
             raise InvalidInput(f"--budget {name} takes a number, got {number!r}.") from None
     return Budget.from_json(given)

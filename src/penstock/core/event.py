@@ -67,6 +67,16 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    """A running segment goes on with other shares from here on."""
+
+    kind: ClassVar[str] = "resized"
+    time_s: float
+    trial: int
+    shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """Metrics after ``epoch`` epochs (counted from 1).
 
@@ -141,7 +151,7 @@ class Noted:
 
 
 Event: TypeAlias = (
-    SessionOpened | SessionClosed | Submitted | Started | Reported | Saved | Ended | Dropped | Noted
+    SessionOpened | SessionClosed | Submitted | Started | Resized | Reported | Saved | Ended | Dropped | Noted
 )
 
 Record: TypeAlias = tuple[str, int | None, float, dict[str, Any]]
@@ -221,6 +231,9 @@ def to_record(event: Event) -> Record:
             return event.kind, None, event.time_s, data
         case Saved():
             return event.kind, event.trial, event.time_s, {"e": event.epoch, "path": event.path}
+        case Resized():
+            shares = [[s.device, s.fraction] for s in event.shares]
+            return event.kind, event.trial, event.time_s, {"shares": shares}
         case Dropped():
             return event.kind, event.trial, event.time_s, {"reason": event.reason}
         case Noted():
@@ -268,6 +281,8 @@ def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str,
         flags = {flag: bool(data.get(flag)) for flag in ("lost", "retry", "kept")}
         reason, error = data.get("reason", ""), data.get("error", "")
         return Ended(time_s, trial, TrialStatus(data["status"]), data["e"], reason, error, **flags)
+    if kind == "resized":
+        return Resized(time_s, trial, tuple(Share(device, fraction) for device, fraction in data["shares"]))
     if kind == "saved":
         return Saved(time_s, trial, data["e"], data["path"])
     if kind == "dropped":

@@ -17,6 +17,7 @@ from penstock.core.event import (
     Event,
     Noted,
     Reported,
+    Resized,
     Saved,
     SessionClosed,
     SessionOpened,
@@ -42,6 +43,8 @@ class TrialRecord:
         busy_s: Time spent running, over all segments and tries.
         train_s: Time its epochs took on their devices, epochs that were run again included.
         unfinished: Its segment is yet to run to its end: what a resume has to run.
+        violated: Limits of the study that it was measured to violate, as text.
+        device_s: Device-seconds it held: half a device for two seconds is one.
     """
 
     id: int
@@ -65,12 +68,21 @@ class TrialRecord:
     energy: Measurement | None = None
     train_s: float = 0.0
     unfinished: bool = True
+    violated: tuple[str, ...] = ()
+    device_s: float = 0.0
     _running_since_s: float | None = None
+    _held_since_s: float | None = None  # its present shares
+    _members: int = 1  # of the fused training it runs in: they share the device's time
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """The latest report's metrics; empty before the first."""
         return self.reports[-1].metrics if self.reports else {}
+
+    @property
+    def is_target(self) -> bool:
+        """Whether it trains the full model in a study that tunes a narrow twin of it."""
+        return self.segment.options.get("model") == "target"
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -105,6 +117,10 @@ class Counts:
         return self.completed + self.stopped + self.failed
 
 
+VIOLATED = "limit_violated"
+"""The topic of notes that a trial was measured to violate a limit of the study."""
+
+
 class StudyState:
     """The fold. ``apply`` each event once, in journal order.
 
@@ -123,6 +139,8 @@ class StudyState:
         self.first_s: float | None = None
         self.last_s = 0.0
         self.spent_s = 0.0  # wall time of all sessions
+        self.device_s = 0.0  # device-seconds held by trials
+        self.devices: set[str] = set()  # devices that were used
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> StudyState:
@@ -151,6 +169,12 @@ class StudyState:
                     self._submitted(segment, event.time_s)
             case Saved():
                 self.trials[event.trial].saved[event.epoch] = event.path
+            case Resized():
+                record = self.trials[event.trial]
+                if record.status is not TrialStatus.RUNNING:
+                    return False
+                self._settle_shares(record, event.time_s)
+                self._hold(record, event.shares, event.time_s)
             case Dropped():
                 record = self.trials[event.trial]
                 if record.status.is_end:
@@ -161,6 +185,9 @@ class StudyState:
                 self._move(record, TrialStatus.STOPPED)
             case Noted():
                 self.notes.append(event)
+                if event.topic == VIOLATED and event.trial in self.trials:
+                    record = self.trials[event.trial]
+                    record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
             case SessionOpened():
                 self.sessions.append(event)
                 self.closed = None
@@ -197,11 +224,27 @@ class StudyState:
         if record.status is TrialStatus.RUNNING:
             return False
         self._move(record, TrialStatus.RUNNING)
-        record.shares = event.shares
+        self._hold(record, event.shares, event.time_s)
         record._running_since_s = event.time_s
+        record._members = max(1, len(event.fused))
         if record.started_s is None:
             record.started_s = event.time_s
         return True
+
+    def _hold(self, record: TrialRecord, shares: tuple[Share, ...], time_s: float) -> None:
+        record.shares = shares
+        record._held_since_s = time_s
+        for share in shares:
+            self.devices.add(share.device)
+
+    def _settle_shares(self, record: TrialRecord, time_s: float) -> None:
+        """Count what it held up to now."""
+        if record._held_since_s is not None:
+            held_s = max(0.0, time_s - record._held_since_s) / record._members
+            used_s = held_s * sum(share.fraction for share in record.shares)
+            record.device_s += used_s
+            self.device_s += used_s
+            record._held_since_s = None
 
     def _reported(self, event: Reported) -> bool:
         record = self.trials[event.trial]
@@ -223,8 +266,9 @@ class StudyState:
         if record.status is not TrialStatus.RUNNING and not queued:
             return False
         if record._running_since_s is not None:
-            record.busy_s += max(0.0, event.time_s - record._running_since_s)
+            record.busy_s += max(0.0, event.time_s - record._running_since_s) / record._members
             record._running_since_s = None
+        self._settle_shares(record, event.time_s)
         if event.status is TrialStatus.FAILED:
             record.attempts += 1
             record.error = event.error
@@ -248,7 +292,7 @@ class StudyState:
             if record.status is TrialStatus.RUNNING or (
                 record.unfinished and record.status is TrialStatus.PAUSED
             ):
-                record._running_since_s = None
+                record._running_since_s = record._held_since_s = None
                 self._move(record, TrialStatus.WAITING)
 
     def validate(self) -> None:
@@ -271,6 +315,11 @@ def summary(state: StudyState) -> dict[str, Any]:
         **{name: getattr(counts, name) for name in Counts.__slots__},
         "epochs": state.epochs,
         "spent_s": state.spent_s,
+        "devices": len(state.devices),
+        "device_s": state.device_s,
+        "utilisation": state.device_s / (state.spent_s * len(state.devices))
+        if state.devices and state.spent_s > 0
+        else None,
         "energy_j": None if state.energy is None else state.energy.joules,
         "energy_source": None if state.energy is None else str(state.energy.source),
     }

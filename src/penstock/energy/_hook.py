@@ -124,6 +124,7 @@ class EpochMeter:
 
 
 _meters: dict[tuple[object, ...], Meter] = {}
+_hooks: dict[tuple[object, ...], EpochMeter] = {}  # those that trials can take over from each other
 
 
 @final
@@ -237,6 +238,9 @@ def make_meter(
         None, with a warning, where nothing can be measured.
     """
     key = (os.getpid(), devices, cores)
+    hook = _hooks.get(key) if limits is None else None
+    if hook is not None:
+        return hook
     meter = _meters.get(key)
     if meter is None:
         if cores is None:
@@ -249,7 +253,10 @@ def make_meter(
             return None
         _meters[key] = meter
     if limits is None:
-        return EpochMeter(meter, fraction=fraction)
+        hook = EpochMeter(meter, fraction=fraction)
+        if hook._solo is not None:  # a worker has one trial at a time, and this hook keeps nothing of it
+            _hooks[key] = hook
+        return hook
     return EpochMeter(meter, fraction=fraction, limiter=_limiter(meter, limits, batch_size))
 
 

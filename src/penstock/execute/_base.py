@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.core import Clock, Event, Free, Placement
+from penstock.core import Clock, Event, Free, Placement, Share
+from penstock.core.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Job:
         meter: Whether energy is metered.
         options: Further facts for workers, by room. ``study``: a text that marks the study's checkpoints, so that
             files of another study in the same folder are never taken for them; ``make_meter``: makes a trial's meter
-            in the worker from its devices.
+            in the worker from its devices; ``sharing``: that trials will share devices.
     """
 
     work: Any
@@ -44,11 +45,13 @@ class Launch:
         checkpoints: Per segment, the path of the checkpoint to start from (relative to the files), or None.
         known: Per segment, the last epoch whose report is in the journal: a worker that finds a newer
             checkpoint on disk than the journal knows of goes on from it and re-sends the reports between.
+        facts: What the worker must know of the placement as a whole, by room: how its segments are fused.
     """
 
     placement: Placement
     checkpoints: tuple[str | None, ...]
     known: tuple[int, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Executor(ABC):
@@ -59,7 +62,13 @@ class Executor(ABC):
     gives a ``Started``, then ``Reported`` and ``Saved`` events in epoch order, then exactly one ``Ended``,
     also when its worker dies (``lost=True``) or is stopped. A failed training never takes the executor down. A
     training function that returns before its segment's budget is used up has ended its trial: COMPLETED.
+
+    Attributes:
+        spreads: Whether a trial that can (``Placement.max_devices`` above 1) is trained by one worker on each of
+            its devices, and ``resize`` works.
     """
+
+    spreads: bool = False
 
     @property
     @abstractmethod
@@ -94,6 +103,18 @@ class Executor(ABC):
         A queued segment that has not started ends at once, without a ``Started``. A trial that is not running is
         ignored.
         """
+
+    def resize(self, trial: int, shares: Sequence[Share]) -> None:
+        """Let a running placement (named by its first trial) go on with these shares from its next report on.
+
+        New devices are held from now on; those given up are free when the change takes place, which a ``Resized``
+        event of each of its trials tells. A segment that ends before that ends as it does, without one. Ignored
+        for a trial that is not running or is changing already.
+
+        Raises:
+            Unsupported: This executor can't.
+        """
+        raise Unsupported(f"{type(self).__name__} can't change the devices of a running trial.")
 
     @abstractmethod
     def poll(self, timeout_s: float | None) -> list[Event]:

@@ -16,8 +16,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -28,7 +28,10 @@ from penstock.core import (
     Event,
     Free,
     Measurement,
+    Noted,
+    Placement,
     Reported,
+    Resized,
     Saved,
     Share,
     Source,
@@ -39,6 +42,7 @@ from penstock.core import (
 from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._machine import usable_cores, visible_gpus
+from penstock.execute._mps import Mps
 from penstock.execute._ship import check_config, pack
 from penstock.train import _guardian
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
@@ -51,6 +55,7 @@ _STEAL_S = 0.01
 _GATHER_S = 0.001
 _MAX_BACKLOG = 192
 _START_TRIES = 3
+_FAREWELL_S = 0.5  # in which the death that made a lead fail shows
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -79,6 +84,13 @@ class _Ticket:
     epochs: dict[int, int]
     seen: bool = False  # the study has been told of its start
     began_s: float = 0.0
+    worker: _Worker | None = None
+    # Of a trial that is trained by one worker per device: the lead's ticket has the others', and they have it.
+    crew: list[_Ticket] = field(default_factory=list)
+    lead: _Ticket | None = None
+    target: tuple[Share, ...] = ()  # shares to go on with, from the next report on
+    halted: bool = False  # it has stopped for that
+    asked: tuple[str, bool] | None = None  # meanwhile it was told to stop
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +114,7 @@ class _Worker:
     outbox: bytearray = field(default_factory=bytearray)
     shares: tuple[Share, ...] = ()
     exclusive: bool = False
+    crewed: bool = False  # it trains a trial together with others
     heard_s: float = 0.0
     verdict: str = ""  # why we killed it
 
@@ -124,6 +137,8 @@ class Local(Executor):
         threads: CPU threads per slot; default: the usable cores divided by the slots.
         gpus: Which GPUs (numbers as this process sees them), or how many; 0: none; default: all visible.
     """
+
+    spreads = True
 
     def __init__(
         self,
@@ -152,6 +167,7 @@ class Local(Executor):
         self._wanted_threads = threads
         self._wanted_gpus = gpus
         self._clock = WallClock()
+        self._mps = Mps()
         self._job: Job | None = None
         self._devices: dict[str, Device] | None = None
         self._visible: dict[str, str] = {}
@@ -177,6 +193,7 @@ class Local(Executor):
         self._on: dict[str, list[_Worker]] = {}
         self._number = 0
         self._estimate_s: float | None = None
+        self._mean_s = 0.0
         self._free: tuple[Free, ...] | None = None
         self._failed_starts = 0
         self._error: ExecutorError | None = None
@@ -251,6 +268,7 @@ class Local(Executor):
             tuple(job.metrics),
             str(job.options.get("study", "")),
             job.options.get("make_meter"),
+            job.options.get("choose_fusion"),
         )
         work = pack(job.work)
         try:
@@ -266,7 +284,8 @@ class Local(Executor):
         }
         head = pickle.dumps(facts, protocol=5)
         (job.files / "logs").mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(job.files / "spilled", ignore_errors=True)  # of a driver that was killed
+        for left in ("spilled", "meet"):  # of a driver that was killed
+            shutil.rmtree(job.files / left, ignore_errors=True)
         self._reset()
         self._blob = self._scratch.enter_context(_scratch_file())
         self._blob.write(FRAME.pack(len(head)) + head + work)
@@ -284,6 +303,9 @@ class Local(Executor):
             cwd="/",
         )
         self._job = job
+        if self._visible and job.options.get("sharing"):
+            # Several processes on a GPU at once; where it can't be had, the GPU slices its time among them.
+            self._mps.start(tuple(self._visible.values()))
 
     def close(self) -> None:
         """Kill all workers with all they have started."""
@@ -297,6 +319,7 @@ class Local(Executor):
             worker.process.kill()
             worker.process.wait()
             self._dismantle(worker)
+        self._mps.stop()
         if self._selector is not None:
             self._selector.close()
         if self._board is not None:
@@ -333,14 +356,21 @@ class Local(Executor):
     def _depth(self) -> int:
         """How many placements to queue behind a running one, from how long the last ones took."""
         taken_s = self._estimate_s
-        if taken_s is None or taken_s > 0.05:
+        if taken_s is None:
             return 0
-        return 1 if taken_s > 0.005 else min(_MAX_BACKLOG, max(2, int(0.05 / max(taken_s, 1e-5))))
+        if taken_s > 0.05:
+            # Long ones among short ones (rungs, say): a few ahead, so that no worker waits for the journal; if a long
+            # one comes to stand before them, an idle worker takes them over.
+            return 0 if self._mean_s > 0.1 else 1 if self._mean_s > 0.025 else 2
+        if taken_s > 0.005:
+            return max(1, min(4, int(0.05 / taken_s)))
+        return min(_MAX_BACKLOG, max(4, int(0.05 / max(taken_s, 1e-5))))
 
     @staticmethod
     def _takes_more(worker: _Worker) -> bool:
         shares = worker.shares
-        return not worker.exclusive and len(shares) == 1 and shares[0].fraction >= 1.0 - _EPSILON
+        alone = not worker.exclusive and not worker.crewed
+        return alone and len(shares) == 1 and shares[0].fraction >= 1.0 - _EPSILON
 
     # -- launching --------------------------------------------------------------------------------------
 
@@ -368,7 +398,31 @@ class Local(Executor):
                 )
         if not placement.shares or not placement.segments:
             raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
-        gpus, threads = self._needs(placement.shares)
+        if not _spread(placement):
+            return self._made(launch, placement.shares, launch.facts)
+        size, path = len(placement.shares), self._meeting()
+        crew = [
+            self._made(launch, (share,), {**launch.facts, "world": (rank, size, path)})
+            for rank, share in enumerate(placement.shares)
+        ]
+        lead = crew[0]
+        lead.crew = crew[1:]
+        for ticket in lead.crew:
+            ticket.lead = lead
+        return lead
+
+    def _meeting(self) -> str:
+        """A file by which the workers of one trial find each other."""
+        if self._job is None:
+            raise ExecutorError("The executor is not open.")
+        folder = self._job.files.absolute() / "meet"
+        folder.mkdir(exist_ok=True)
+        return str(folder / f"{os.getpid()}-{self._number}")
+
+    def _made(self, launch: Launch, shares: tuple[Share, ...], facts: Mapping[str, Any]) -> _Ticket:
+        """The ticket for one worker."""
+        placement = launch.placement
+        gpus, threads = self._needs(shares)
         names = tuple(f"cuda:{index}" for index in range(len(gpus))) or ("cpu",)
         specs = []
         for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
@@ -390,7 +444,7 @@ class Local(Executor):
             )
         self._number += 1
         try:
-            message = pickle.dumps((self._number, specs, names, threads), protocol=5)
+            message = pickle.dumps((self._number, specs, names, threads, dict(facts)), protocol=5)
         except Exception as error:
             for spec in specs:
                 raise check_config(spec[0], spec[1]) from error
@@ -398,7 +452,7 @@ class Local(Executor):
         if len(message) > MESSAGE_BYTES:
             message = self._spill(message)
         epochs = {s.trial.id: known for s, known in zip(placement.segments, launch.known, strict=True)}
-        return _Ticket(self._number, launch, message, placement.shares, set(epochs), epochs)
+        return _Ticket(self._number, launch, message, shares, set(epochs), epochs)
 
     def _spill(self, message: bytes) -> bytes:
         if self._job is None:
@@ -426,17 +480,14 @@ class Local(Executor):
         return True
 
     def _place(self, ticket: _Ticket, now_s: float) -> bool:
+        if ticket.crew:
+            if not all(self._fits(member) for member in (ticket, *ticket.crew)):
+                return False
+            for member in (ticket, *ticket.crew):
+                self._seat(member, now_s).crewed = True
+            return True
         if self._fits(ticket):
-            gpus, threads = self._needs(ticket.shares)
-            idle = self._idle.get((gpus, threads))
-            worker = idle.pop() if idle else self._spawn(gpus, threads)
-            worker.shares = ticket.shares
-            worker.exclusive = ticket.launch.placement.exclusive
-            for share in ticket.shares:
-                self._held[share.device] = self._held.get(share.device, 0.0) + share.fraction
-                self._on.setdefault(share.device, []).append(worker)
-            worker.heard_s = now_s
-            self._push(worker, ticket)
+            self._seat(ticket, now_s)
             return True
         if len(ticket.shares) != 1 or ticket.launch.placement.exclusive or not self._depth():
             return False
@@ -449,8 +500,23 @@ class Local(Executor):
         self._push(on[0], ticket)
         return True
 
+    def _seat(self, ticket: _Ticket, now_s: float) -> _Worker:
+        """Give a ticket a worker of its own on its shares, which are free."""
+        gpus, threads = self._needs(ticket.shares)
+        idle = self._idle.get((gpus, threads))
+        worker = idle.pop() if idle else self._spawn(gpus, threads)
+        worker.shares = ticket.shares
+        worker.exclusive = ticket.launch.placement.exclusive
+        for share in ticket.shares:
+            self._held[share.device] = self._held.get(share.device, 0.0) + share.fraction
+            self._on.setdefault(share.device, []).append(worker)
+        worker.heard_s = now_s
+        self._push(worker, ticket)
+        return worker
+
     def _push(self, worker: _Worker, ticket: _Ticket) -> None:
         worker.tickets[ticket.number] = ticket
+        ticket.worker = worker
         if worker.overflow:
             worker.overflow.append(ticket.message)
             return
@@ -479,6 +545,7 @@ class Local(Executor):
         environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads))
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            environment |= self._mps.environment()
         elif self._wanted_gpus == 0:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         fds = (
@@ -562,7 +629,7 @@ class Local(Executor):
             self._on[share.device].remove(worker)
             self._held[share.device] = left if self._on[share.device] else 0.0
         worker.shares = ()
-        worker.exclusive = False
+        worker.exclusive = worker.crewed = False
         self._free = None
 
     def _take_back(self, worker: _Worker, most: int | None = None) -> list[_Ticket]:
@@ -598,7 +665,8 @@ class Local(Executor):
         wanted = {trial: ticket for trial in trials if (ticket := self._by_trial.get(trial)) is not None}
         if not wanted:
             return
-        numbers = {ticket.number for ticket in wanted.values()}
+        # Of a crew all must begin before one can end: they are told when they have.
+        numbers = {ticket.number for ticket in wanted.values() if not ticket.crew}
         for worker in list(self._workers.values()):
             if not numbers.isdisjoint(worker.tickets):
                 for ticket in self._take_back(worker):
@@ -613,6 +681,8 @@ class Local(Executor):
                 status = TrialStatus.PAUSED if keep else TrialStatus.STOPPED
                 self._end(ticket, Ended(now_s, trial, status, ticket.epochs[trial], reason, kept=keep))
                 continue
+            if ticket.target:
+                ticket.asked = reason, keep
             for worker in self._workers.values():
                 if ticket.number in worker.tickets:
                     data = pickle.dumps((ticket.number, trial, reason, keep), protocol=5)
@@ -623,6 +693,79 @@ class Local(Executor):
             if worker.shares and not worker.tickets:
                 self._rest(worker)
         self._free = None
+
+    # -- changing shares --------------------------------------------------------------------------------
+
+    def resize(self, trial: int, shares: Sequence[Share]) -> None:
+        """Stop a trial's workers at its next report, and let it go on from its checkpoint on other shares."""
+        ticket = self._by_trial.get(trial)
+        if ticket is None or ticket.target or ticket.worker is None or not shares:
+            return
+        placement = ticket.launch.placement
+        if placement.max_devices < len(shares) or len(placement.segments) > 1:
+            raise InvalidInput(f"Trial {trial} can't spread over {len(shares)} devices.")
+        ticket.target = tuple(shares)
+        for share in self._claims(ticket):
+            if self._held.get(share.device, 0.0) + share.fraction > 1.0 + _EPSILON:
+                ticket.target = ()
+                raise ExecutorError(f"{share.fraction:g} of {share.device} is asked for, but is not free.")
+        for share in self._claims(ticket):
+            self._held[share.device] = self._held.get(share.device, 0.0) + share.fraction
+        data = pickle.dumps((ticket.number, trial, "other shares", True), protocol=5)
+        ticket.worker.outbox += FRAME.pack(len(data)) + data
+        self._send_out(ticket.worker)
+        self._free = None
+
+    @staticmethod
+    def _claims(ticket: _Ticket) -> list[Share]:
+        """Shares that are kept free for it until it changes."""
+        now = {share.device for share in ticket.launch.placement.shares}
+        return [share for share in ticket.target if share.device not in now]
+
+    def _unclaim(self, ticket: _Ticket) -> None:
+        for share in self._claims(ticket):
+            self._held[share.device] = max(0.0, self._held[share.device] - share.fraction)
+        ticket.target = ()
+        self._free = None
+
+    def _regroup(self, lead: _Ticket) -> None:
+        """Once all its workers have stopped, let the trial go on with its new shares."""
+        if not lead.halted or any(member.open for member in lead.crew):
+            return
+        target, launch, now_s = lead.target, lead.launch, self._clock.now_s()
+        self._unclaim(lead)
+        for member in (lead, *lead.crew):
+            self._let_go(member)
+        trial = launch.placement.segments[0].trial.id
+        if lead.asked is not None:
+            reason, keep = lead.asked
+            status = TrialStatus.PAUSED if keep else TrialStatus.STOPPED
+            self._end(lead, Ended(now_s, trial, status, lead.epochs[trial], reason, kept=keep))
+            return
+        placement = replace(launch.placement, shares=target)
+        ticket = self._ticket(replace(launch, placement=placement, known=(lead.epochs[trial],)))
+        ticket.seen, ticket.began_s = True, lead.began_s
+        del self._tickets[lead.number]
+        self._tickets[ticket.number] = self._by_trial[trial] = ticket
+        self._events.append(Resized(now_s, trial, target))
+        if not self._place(ticket, now_s):
+            self._waiting.appendleft(ticket)
+
+    def _let_go(self, ticket: _Ticket) -> None:
+        """A ticket is done: its worker is free for others."""
+        worker = ticket.worker
+        if worker is None or worker.tickets.pop(ticket.number, None) is None:
+            return
+        if worker.shares and not worker.tickets:
+            self._rest(worker)
+
+    def _disband(self, lead: _Ticket) -> None:
+        """The lead is over for good: what was kept for a change is free, and so is who has followed it."""
+        if lead.target:
+            self._unclaim(lead)
+        for member in lead.crew:
+            if not member.open:
+                self._let_go(member)
 
     def _send_out(self, worker: _Worker) -> None:
         try:
@@ -740,6 +883,14 @@ class Local(Executor):
             if ticket is None or trial not in ticket.open:
                 continue
             time_s: float = message[3]
+            if ticket.lead is not None:
+                if kind == "e":
+                    ticket.open.clear()
+                    if ticket.lead.target:
+                        self._regroup(ticket.lead)
+                    else:
+                        self._let_go(ticket)
+                continue
             if kind == "r":
                 _, _, _, _, epoch, metrics, train_s, energy = message
                 drawn = (
@@ -752,14 +903,27 @@ class Local(Executor):
             elif kind == "s":
                 placement = ticket.launch.placement
                 fused = () if len(placement.segments) == 1 else tuple(s.trial.id for s in placement.segments)
-                events.append(Started(time_s, trial, message[4], ticket.shares, placement.attempt, fused))
+                shares = placement.shares if ticket.crew else ticket.shares
+                if not ticket.seen or not placement.max_devices > 1:  # after a change it has started long ago
+                    events.append(Started(time_s, trial, message[4], shares, placement.attempt, fused))
+                    ticket.began_s = time_s
                 ticket.seen = True
-                ticket.began_s = time_s
             elif kind == "c":
                 events.append(Saved(time_s, trial, message[4], message[5]))
+            elif kind == "n":
+                events.append(Noted(time_s, message[4], message[5], trial))
             else:
                 _, _, _, _, status, epoch, reason, error, kept = message
-                self._end(ticket, Ended(time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept))
+                if ticket.target and kept:
+                    ticket.halted = True
+                    self._regroup(ticket)
+                    continue
+                ended = Ended(time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept)
+                if ended.status is TrialStatus.FAILED and self._abandoned(ticket):
+                    ended = replace(ended, lost=True)
+                self._end(ticket, ended)
+                if ticket.crew or ticket.target:
+                    self._disband(ticket)
                 if not ticket.open:
                     del tickets[ticket.number]
                     self._learn(time_s - ticket.began_s)
@@ -770,6 +934,7 @@ class Local(Executor):
     def _learn(self, taken_s: float) -> None:
         """Follow the time segments take: up at once, down slowly, so that nothing queues behind a long one."""
         old = self._estimate_s
+        self._mean_s = taken_s if old is None else 0.8 * self._mean_s + 0.2 * taken_s
         self._estimate_s = taken_s if old is None else max(taken_s, 0.9 * old + 0.1 * taken_s)
 
     def _end(self, ticket: _Ticket, ended: Ended) -> None:
@@ -782,6 +947,20 @@ class Local(Executor):
             if ticket.message[:1] == SPILLED:
                 with contextlib.suppress(OSError):
                     os.unlink(os.fsdecode(ticket.message[1:]))
+
+    @staticmethod
+    def _abandoned(lead: _Ticket) -> bool:
+        """Whether a worker of its crew has died, which makes the others fail."""
+        deadline_s = time.monotonic() + _FAREWELL_S
+        workers = [member.worker for member in lead.crew if member.worker is not None]
+        while workers:
+            for worker in workers:
+                if _is_dead(worker.process):
+                    return True
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.01)
+        return False
 
     def _rest(self, worker: _Worker) -> None:
         """It has nothing to do: its devices are free."""
@@ -847,7 +1026,8 @@ class Local(Executor):
                 and worker.tickets
                 and worker.ready
                 and not worker.verdict
-                and now_s - worker.heard_s > timeout_s
+                and not all(ticket.lead is not None for ticket in worker.tickets.values())
+                and now_s - worker.heard_s > timeout_s * max(len(t.open) for t in worker.tickets.values())
             ):
                 worker.verdict = f"no report for {timeout_s:g} s (timeout_s)"
                 with contextlib.suppress(OSError):
@@ -867,8 +1047,13 @@ class Local(Executor):
         now_s = self._clock.now_s()
         if not worker.ready:
             self._start_failed(worker)
+        grabbed += [ticket for ticket in back if ticket.crew or ticket.lead is not None]
+        back = [ticket for ticket in back if not ticket.crew and ticket.lead is None]
         for ticket in grabbed:
-            if ticket.number != current and not ticket.seen:
+            if ticket.lead is not None:
+                self._follower_died(ticket)
+                continue
+            if ticket.number != current and not ticket.seen and not ticket.crew:
                 back.insert(0, ticket)  # taken, but not begun
                 continue
             fate = worker.verdict or f"its worker died: {_how(worker.process.returncode)}"
@@ -888,8 +1073,21 @@ class Local(Executor):
                     lost=not worker.verdict,
                 )
                 self._end(ticket, ended)
+            self._disband(ticket)
         self._waiting.extendleft(sorted(back, key=lambda ticket: -ticket.number))
         self._free = None
+
+    def _follower_died(self, ticket: _Ticket) -> None:
+        """Without one of its workers a trial can't go on: it is lost, whatever the lead still does."""
+        lead, running = ticket.lead, bool(ticket.open)
+        ticket.open.clear()
+        if lead is None or not lead.open:
+            return
+        if lead.halted:
+            self._regroup(lead)  # it had nothing left to do
+        elif running and lead.worker is not None and lead.number in lead.worker.tickets:
+            with contextlib.suppress(OSError):
+                os.kill(lead.worker.process.pid, signal.SIGKILL)
 
     def _start_failed(self, worker: _Worker) -> None:
         self._failed_starts += 1
@@ -920,6 +1118,21 @@ class Local(Executor):
 def _scratch_file() -> Iterator[IO[bytes]]:
     with tempfile.TemporaryFile() as file:
         yield file
+
+
+def _spread(placement: Placement) -> bool:
+    """Whether it is trained by one worker on each of its devices."""
+    return placement.max_devices > 1 and len(placement.shares) > 1 and len(placement.segments) == 1
+
+
+def _is_dead(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process is over; it is left to be reaped."""
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _how(code: int | None) -> str:

@@ -21,8 +21,10 @@ from penstock.core import (
     Measurement,
     Placement,
     Reported,
+    Resized,
     Saved,
     Segment,
+    Share,
     Source,
     Started,
     TrialStatus,
@@ -30,6 +32,7 @@ from penstock.core import (
 )
 from penstock.core.errors import ExecutorError, InvalidInput
 from penstock.execute._base import Executor, Job, Launch
+from penstock.predict import Overhead
 from penstock.train._checkpoint import MemoryCheckpoints, Report
 from penstock.train._worker import End, Settings, Spec, execute
 
@@ -193,6 +196,13 @@ class _Flight:
     members: list[_Member]
     verdict: str = ""  # how the present step goes wrong
     lost: bool = False
+    shares: tuple[Share, ...] = ()  # as they are now
+    target: tuple[Share, ...] = ()  # from the next report on
+    left_s: float = 0.0  # of the present step, alone on one device
+    speed: float = 1.0
+    since_s: float = 0.0  # when the speed last changed
+    begun_s: float = 0.0  # when the step began
+    number: int = 0  # of its entry in the heap that counts
 
 
 @final
@@ -208,9 +218,14 @@ class Simulated(Executor):
         seconds: Seconds per epoch on a whole device: a number, or a function ``(config, epoch)``, epochs counted
             from 0. A fraction of a device takes proportionally longer, several devices are no faster. A function
             ``(config, epoch, placement)`` decides about shares itself.
+        overhead: What sharing a device, spreading over several and changing that cost (Fluid's h(i, w)); then the
+            number of trials on a device counts, not their fractions, and widths can change while trials run. None:
+            as said under ``seconds``.
         kinds: How many times faster than ``seconds`` each kind of device is; 1 where not given. The slowest
             device of a placement counts.
         failure: ``failure(trial, epoch, attempt)`` says whether the worker dies in that epoch, for tests.
+        fused: How much longer an epoch takes for each further member of a fused placement: 0: they come for nothing,
+            1: as long as one after another.
     """
 
     def __init__(
@@ -221,6 +236,8 @@ class Simulated(Executor):
         kinds: Mapping[str, float] | None = None,
         failure: Failure | None = None,
         slots_per_trial: float = 1,
+        overhead: Overhead | None = None,
+        fused: float = 0.0,
     ) -> None:
         counts = {"simulated": devices} if isinstance(devices, int) else dict(devices)
         if any(count < 0 for count in counts.values()) or sum(counts.values()) < 1:
@@ -235,13 +252,29 @@ class Simulated(Executor):
         total = sum(counts.values())
         if not slots_per_trial > 0 or slots_per_trial > total:
             raise InvalidInput(f"slots_per_trial must be in (0, {total}], got {slots_per_trial}.")
+        if not (math.isfinite(fused) and fused >= 0):
+            raise InvalidInput(f"fused must be at least 0, got {fused!r}.")
+        self._fused = float(fused)
         self.slots_per_trial = slots_per_trial
         self._made_with: tuple[Any, dict[str, Any]] = (
             devices,
-            {"seconds": seconds, "kinds": kinds, "failure": failure, "slots_per_trial": slots_per_trial},
+            {
+                "seconds": seconds,
+                "kinds": kinds,
+                "failure": failure,
+                "slots_per_trial": slots_per_trial,
+                "overhead": overhead,
+                "fused": fused,
+            },
         )
+        self.overhead = overhead
+        self.spreads = overhead is not None and overhead.max_devices > 1
         self._seconds = seconds
         self._takes_placement = callable(seconds) and _arity(seconds) >= 3
+        if overhead is not None and self._takes_placement:
+            raise InvalidInput(
+                "Give overhead, or seconds of three arguments that knows about shares; not both."
+            )
         self._speeds = {kind: (kinds or {}).get(kind, 1.0) for kind in counts}
         self._failure = failure
         self._devices: dict[str, Device] = {}
@@ -266,6 +299,7 @@ class Simulated(Executor):
         self._box: dict[str, tuple[int, bytes]] = {}
         self._free: dict[str, Free] = {name: Free(device) for name, device in self._devices.items()}
         self._on: dict[str, int] = {}
+        self._tenants: dict[str, dict[int, _Flight]] = {}  # with an overhead: who slows down whom
         self._exclusive: set[str] = set()
         self._listed: tuple[Free, ...] | None = None
 
@@ -319,7 +353,9 @@ class Simulated(Executor):
                     launch.placement.segments, launch.checkpoints, launch.known, strict=True
                 )
             ]
-            flight = _Flight(launch, members)
+            flight = _Flight(launch, members, shares=launch.placement.shares)
+            if self.overhead is not None:
+                self._enter(flight, now_s)
             fused = () if len(members) == 1 else tuple(member.segment.trial.id for member in members)
             placement = launch.placement
             for member in members:
@@ -359,7 +395,12 @@ class Simulated(Executor):
         return _Member(segment, source, known)
 
     def _hold(self, placement: Placement) -> None:
-        for share in placement.shares:
+        if not placement.shares or not placement.segments:
+            raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
+        self._hold_shares(placement.shares, placement)
+
+    def _hold_shares(self, shares: Sequence[Share], placement: Placement) -> None:
+        for share in shares:
             free = self._free.get(share.device)
             if share.device not in self._devices:
                 raise InvalidInput(f"There is no device {share.device!r} here.")
@@ -374,9 +415,7 @@ class Simulated(Executor):
                 raise ExecutorError(
                     f"{share.fraction:g} of {share.device} is asked for, but {left:g} is free."
                 )
-        if not placement.shares or not placement.segments:
-            raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
-        for share in placement.shares:
+        for share in shares:
             self._on[share.device] = self._on.get(share.device, 0) + 1
             left = 0.0 if placement.exclusive else self._free[share.device].fraction - share.fraction
             if placement.exclusive:
@@ -387,8 +426,8 @@ class Simulated(Executor):
                 del self._free[share.device]
         self._listed = None
 
-    def _release(self, placement: Placement) -> None:
-        for share in placement.shares:
+    def _release(self, shares: Sequence[Share]) -> None:
+        for share in shares:
             name = share.device
             self._on[name] -= 1
             self._exclusive.discard(name)
@@ -407,7 +446,8 @@ class Simulated(Executor):
             cost = seconds(config, epoch, placement)
         else:
             cost = seconds(config, epoch) if callable(seconds) else seconds
-            cost /= min(1.0, sum(share.fraction for share in placement.shares))
+            if self.overhead is None:
+                cost /= min(1.0, sum(share.fraction for share in placement.shares))
         if not (isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0):
             raise InvalidInput(
                 f"seconds gave {cost!r} for epoch {epoch} of {dict(config)}; it must be at least 0."
@@ -430,18 +470,97 @@ class Simulated(Executor):
                     break
             member.took_s = taken
             longest = max(longest, taken)
+        going = [member for member in flight.members if member.ended is None]
+        if len(going) > 1:  # each has its part of the time they take together
+            slower = 1.0 + self._fused * (len(going) - 1)
+            longest *= slower
+            for member in going:
+                member.took_s *= slower / len(going)
         timeout_s = None if self._job is None else self._job.timeout_s
         if timeout_s is not None and longest > timeout_s:
             flight.verdict, flight.lost = f"no report for {timeout_s:g} s (timeout_s)", False
             longest = timeout_s
+        flight.begun_s = now_s
+        if self.overhead is not None:
+            flight.left_s, flight.since_s = longest, max(now_s, flight.since_s)
+            self._expect(flight)
+            return
         self._number += 1
+        flight.number = self._number
         heapq.heappush(self._heap, (now_s + longest, self._number, flight))
+
+    # -- sharing and spreading ------------------------------------------------------------------------------
+
+    def _expect(self, flight: _Flight) -> None:
+        """(Re)enter when the flight's step will be over at its present speed."""
+        self._number += 1
+        flight.number = self._number
+        heapq.heappush(self._heap, (flight.since_s + flight.left_s / flight.speed, self._number, flight))
+
+    def _enter(self, flight: _Flight, now_s: float) -> None:
+        for share in flight.shares:
+            self._tenants.setdefault(share.device, {})[id(flight)] = flight
+        self._pace(flight.shares, now_s)
+
+    def _exit(self, flight: _Flight, now_s: float) -> None:
+        for share in flight.shares:
+            self._tenants[share.device].pop(id(flight), None)
+        self._pace(flight.shares, now_s)
+
+    def _pace(self, shares: Sequence[Share], now_s: float) -> None:
+        """Let everybody on these devices go on at the speed that the present crowd allows."""
+        overhead = self.overhead
+        if overhead is None:
+            return
+        for share in shares:
+            for flight in self._tenants[share.device].values():
+                held = flight.shares
+                crowd = max(len(self._tenants[other.device]) for other in held)
+                speed = overhead.speed(float(len(held))) / overhead.alpha ** (crowd - 1)
+                if speed != flight.speed:
+                    elapsed_s = max(0.0, now_s - flight.since_s)  # negative: it is still changing its shares
+                    flight.left_s = max(0.0, flight.left_s - flight.speed * elapsed_s)
+                    flight.since_s = max(now_s, flight.since_s)
+                    flight.speed = speed
+                    if flight.number:
+                        self._expect(flight)
+
+    def resize(self, trial: int, shares: Sequence[Share]) -> None:
+        """Change a flight's shares at its next report."""
+        if self.overhead is None:
+            super().resize(trial, shares)
+        found = self._flights.get(trial)
+        if found is None or found[0].target or not shares:
+            return
+        flight = found[0]
+        old = {share.device for share in flight.shares}
+        if any(share.device in old and share not in flight.shares for share in shares):
+            # It leaves a part of a device and takes another part of it: only when it changes.
+            raise InvalidInput(f"A change to {list(shares)} splits a device that trial {trial} holds.")
+        self._hold_shares([s for s in shares if s.device not in old], flight.launch.placement)
+        flight.target = tuple(shares)
+
+    def _change(self, flight: _Flight, now_s: float) -> None:
+        kept = {share.device for share in flight.target}
+        left = [share for share in flight.shares if share.device not in kept]
+        self._exit(flight, now_s)
+        flight.shares, flight.target, flight.number = flight.target, (), 0
+        flight.left_s = 0.0
+        flight.since_s = now_s + (0.0 if self.overhead is None else self.overhead.epsilon_s)
+        self._release(left)
+        self._enter(flight, now_s)
+        for member in flight.members:
+            if member.ended is None:
+                self._events.append(Resized(now_s, member.segment.trial.id, flight.shares))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         """Move the clock to the next thing that happens, at most by ``timeout_s``."""
         heap, clock = self._heap, self._clock
         limit = None if timeout_s is None else clock.now_s() + timeout_s
         while heap:
+            if heap[0][1] != heap[0][2].number:  # it goes at another speed by now
+                heapq.heappop(heap)
+                continue
             time_s = heap[0][0]
             if limit is not None and time_s > limit:
                 clock.advance_to(limit)
@@ -449,8 +568,9 @@ class Simulated(Executor):
             before = len(self._events)
             clock.advance_to(time_s)
             while heap and heap[0][0] <= time_s:
-                _, _, flight = heapq.heappop(heap)
-                self._arrive(flight, time_s)
+                _, number, flight = heapq.heappop(heap)
+                if number == flight.number:
+                    self._arrive(flight, time_s)
             if len(self._events) > before:
                 break
         events, self._events = self._events, []
@@ -458,6 +578,10 @@ class Simulated(Executor):
 
     def _arrive(self, flight: _Flight, now_s: float) -> None:
         """The flight's step is over."""
+        flight.number = 0
+        if self.overhead is not None:
+            for member in flight.members:
+                member.took_s = now_s - flight.begun_s
         for member in flight.members:
             step, trial = member.step, member.segment.trial.id
             if member.ended is not None or step is None:
@@ -469,11 +593,16 @@ class Simulated(Executor):
                 continue
             self._tell(member, step, now_s)
         if any(member.ended is None for member in flight.members):
+            if flight.target:
+                self._change(flight, now_s)
             self._go_on(flight, now_s)
             return
         for member in flight.members:
             self._finish(member, now_s)
-        self._release(flight.launch.placement)
+        if self.overhead is not None:
+            self._exit(flight, now_s)
+        held = {share.device for share in flight.shares}
+        self._release((*flight.shares, *(share for share in flight.target if share.device not in held)))
 
     def _tell(self, member: _Member, step: _Step, now_s: float) -> None:
         trial, end = member.segment.trial.id, step.end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from penstock.core.errors import InvalidInput
@@ -35,6 +35,7 @@ class Budget:
         energy_wh: Energy in watt-hours.
         co2_g: Emissions in grams of CO2e.
         cost: Money, in the currency of the price per kWh.
+        finish: Whether what runs when the budget is used up may finish its training; no other is begun.
     """
 
     trials: int | None = None
@@ -43,9 +44,12 @@ class Budget:
     energy_wh: float | None = None
     co2_g: float | None = None
     cost: float | None = None
+    finish: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        if not isinstance(self.finish, bool):
+            raise InvalidInput(f"Budget finish must be True or False, got {self.finish!r}.")
+        for field in _limits():
             value = getattr(self, field.name)
             if value is None:
                 continue
@@ -62,7 +66,7 @@ class Budget:
 
     def used_up(self, spent: Spent) -> str | None:
         """Which limit is reached, as a sentence; None if none is. Trials are limited where they are made."""
-        for field in fields(self):
+        for field in _limits():
             limit, value = getattr(self, field.name), getattr(spent, field.name)
             if field.name != "trials" and limit is not None and value is not None and value >= limit:
                 return f"budget of {limit:g} {_UNITS[field.name]} used up ({value:.4g} spent)"
@@ -70,13 +74,18 @@ class Budget:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, without what is not limited."""
-        pairs = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in pairs.items() if value is not None}
+        pairs = {field.name: getattr(self, field.name) for field in _limits()}
+        found = {name: value for name, value in pairs.items() if value is not None}
+        return found | {"finish": True} if self.finish else found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Budget:
         """The budget of its JSON-able form."""
         return cls(**data)
+
+
+def _limits() -> list[Field[Any]]:
+    return [field for field in fields(Budget) if field.name != "finish"]
 
 
 _UNITS = {

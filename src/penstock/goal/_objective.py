@@ -97,9 +97,17 @@ def metrics_of(record: TrialRecord) -> dict[str, float]:
 
 
 def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The trials that have a score, best first. Failed ones don't count."""
-    scored = [(record, goal.score(record)) for record in records if record.status is not TrialStatus.FAILED]
+    """The trials that have a score, best first. Failed ones and those that violate a limit don't count.
+
+    Once the full model is trained, neither do trials of its narrow twin: they only stand for it.
+    """
+    scored = [
+        (record, goal.score(record))
+        for record in records
+        if record.status is not TrialStatus.FAILED and not record.violated
+    ]
     pairs = [(record, values) for record, values in scored if values is not None]
+    pairs = [pair for pair in pairs if pair[0].is_target] or pairs
     return [pairs[i][0] for i in goal.order([values for _, values in pairs])]
 
 

@@ -1,43 +1,69 @@
-"""Rewrites of the user's torch models: many fused into one. Loads torch on first use of a name, not before."""
+"""Rewrites of the user's torch models: many fused into one, and narrow twins. Loads torch on first use of a name."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.model._check import CoordinateCheck, LayerCheck, coordinate_check
     from penstock.model._fuse import Fusion
     from penstock.model._ops import PerMember
     from penstock.model._optimize import FusedOptimizer, group_names, release
     from penstock.model._pace import Form, Pace
+    from penstock.model._parametrize import Rule, Table, parametrize, scale_groups
+    from penstock.model._shrink import compare, narrower, shrink
     from penstock.model._stack import Slot, Stack, detach
     from penstock.model._step import FusedStep, Recorded
+    from penstock.model._surrogate import Shrink
 
 _WHERE = {
+    "CoordinateCheck": "_check",
     "Form": "_pace",
     "FusedOptimizer": "_optimize",
     "FusedStep": "_step",
     "Fusion": "_fuse",
+    "LayerCheck": "_check",
     "Pace": "_pace",
     "PerMember": "_ops",
     "Recorded": "_step",
+    "Rule": "_parametrize",
+    "Shrink": "_surrogate",
     "Slot": "_stack",
     "Stack": "_stack",
+    "Table": "_parametrize",
+    "compare": "_shrink",
+    "coordinate_check": "_check",
     "detach": "_stack",
     "group_names": "_optimize",
+    "narrower": "_shrink",
+    "parametrize": "_parametrize",
     "release": "_optimize",
+    "scale_groups": "_parametrize",
+    "shrink": "_shrink",
 }
 
 __all__ = [
+    "CoordinateCheck",
     "Form",
     "FusedOptimizer",
     "FusedStep",
     "Fusion",
+    "LayerCheck",
     "Pace",
     "PerMember",
     "Recorded",
+    "Rule",
+    "Shrink",
     "Slot",
     "Stack",
+    "Table",
+    "compare",
+    "coordinate_check",
     "detach",
     "group_names",
+    "narrower",
+    "parametrize",
     "release",
+    "scale_groups",
+    "shrink",
 ]
 
 

@@ -55,6 +55,8 @@ class Fusion:
         groups: Sequence[Sequence[str]] | None = None,
         seeds: Sequence[int] | None = None,
     ) -> None:
+        if not modules:
+            raise Unsupported("There is nothing to fuse: no members.")
         hooked = _hooked(modules)
         if hooked is not None:
             raise Unsupported(f"{hooked} has hooks, which would see all members at once")
@@ -62,7 +64,8 @@ class Fusion:
         self._template = _skeleton(modules[0])
         self.stack = Stack(modules, groups)
         numbers = range(len(modules)) if seeds is None else seeds
-        self.draws = Draws([torch.Generator().manual_seed(seed) for seed in numbers])
+        device = self.stack.flat.device  # masks are drawn where they are used
+        self.draws = Draws([torch.Generator(device).manual_seed(seed) for seed in numbers])
         self.sequential: set[str] = set()
         self._training = True
         self._tune()
@@ -146,7 +149,7 @@ class Fusion:
         own = [_attributes(module) for module in modules]
         _differences([*self._own, *own])
         self.stack.add(modules)
-        more = [torch.Generator().manual_seed(seed) for seed in seeds]
+        more = [torch.Generator(self.stack.flat.device).manual_seed(seed) for seed in seeds]
         self.draws = Draws([*self.draws.generators, *more])
         self._own += own
         for module in modules:
@@ -159,7 +162,14 @@ class Fusion:
         """Settings in which members differ (dropout rates) go into the template as one value per member."""
         self._numbers: list[tuple[nn.Module, str, Tensor]] = []
         submodules = dict(self._template.named_modules())
-        for (path, name), values in _differences(self._own).items():
+        differences = _differences(self._own)
+        for path, facts in self._own[
+            0
+        ].items():  # a number in which those that are left agree is theirs again
+            for name, value in facts.items():
+                if type(value) is float and (path, name) not in differences:
+                    setattr(submodules[path], name, value)
+        for (path, name), values in differences.items():
             module = submodules[path]
             if name in _PER_MEMBER.get(type(module), ()):
                 setattr(module, name, PerMember(values))

@@ -25,7 +25,7 @@ class Update:
         p: Parameters, updated in place.
         g: Gradients; may be overwritten.
         state: The optimizer's state by torch's names, updated in place.
-        h: Hyperparameters by name, one column of float64.
+        c: Coefficients by name, one column in the parameters' type, made of the hyperparameters by ``Kind.derive``.
         flags: Switches in which all members agree.
         t: Steps done, this one included, one column of float64.
     """
@@ -33,80 +33,119 @@ class Update:
     p: Rows
     g: Rows
     state: Mapping[str, Rows]
-    h: Mapping[str, Tensor]
+    c: Mapping[str, Tensor]
     flags: Mapping[str, bool]
     t: Tensor
 
-    def like(self, column: Tensor) -> Tensor:
-        """A column of coefficients in the parameters' type."""
-        return column.to(self.p.dtype)
+
+Numbers: TypeAlias = Mapping[str, float]
 
 
 def _decayed(u: Update) -> Rows:
     """The gradient with the weights' decay added to it."""
     g = u.g.neg_() if u.flags["maximize"] else u.g
-    return g.addcmul_(u.p, u.like(u.h["weight_decay"])) if u.flags["decays"] else g
+    return g.addcmul_(u.p, u.c["decay"]) if u.flags["decays"] else g
+
+
+def _sgd_coefficients(h: Numbers) -> dict[str, float]:
+    # torch dampens nothing without momentum
+    rest = 1.0 - h["dampening"] if h["momentum"] else 1.0
+    return {"down": -h["lr"], "decay": h["weight_decay"], "momentum": h["momentum"], "rest": rest}
 
 
 def _sgd(u: Update) -> None:
     g = _decayed(u)
     if u.flags["moves"]:
-        buffer, momentum = u.state["momentum_buffer"], u.like(u.h["momentum"])
+        buffer, momentum = u.state["momentum_buffer"], u.c["momentum"]
         if u.flags["dampens"]:
-            # torch: the first buffer is the gradient itself; without momentum nothing is dampened
-            first = (u.t <= 1) | (u.h["momentum"] == 0)
-            weight = torch.where(first, 1.0, 1.0 - u.h["dampening"])
-            buffer.mul_(momentum).addcmul_(g, u.like(weight))
+            weight = torch.where(
+                u.t <= 1, torch.ones_like(u.c["rest"]), u.c["rest"]
+            )  # the first is the gradient
+            buffer.mul_(momentum).addcmul_(g, weight)
         else:
             buffer.mul_(momentum).add_(g)
         g = g.addcmul_(buffer, momentum) if u.flags["nesterov"] else buffer
-    u.p.addcmul_(g, u.like(-u.h["lr"]))
+    u.p.addcmul_(g, u.c["down"])
+
+
+def _adam_coefficients(h: Numbers) -> dict[str, float]:
+    return {
+        "down": -h["lr"],
+        "decay": h["weight_decay"],
+        "shrink": 1.0 - h["lr"] * h["weight_decay"],
+        "rest1": 1.0 - h["beta1"],
+        "beta2": h["beta2"],
+        "rest2": 1.0 - h["beta2"],
+        "eps": h["eps"],
+        "log1 (double)": math.log(h["beta1"]) if h["beta1"] else -math.inf,
+        "log2 (double)": math.log(h["beta2"]) if h["beta2"] else -math.inf,
+    }
 
 
 def _adam(u: Update) -> None:
     if u.flags["decoupled"]:
         g = u.g.neg_() if u.flags["maximize"] else u.g
         if u.flags["decays"]:
-            u.p.mul_(u.like(1.0 - u.h["lr"] * u.h["weight_decay"]))
+            u.p.mul_(u.c["shrink"])
     else:
         g = _decayed(u)
-    beta1, beta2 = u.h["beta1"], u.h["beta2"]
     mean, square = u.state["exp_avg"], u.state["exp_avg_sq"]
-    mean.lerp_(g, u.like(1.0 - beta1))
-    square.mul_(u.like(beta2)).addcmul_(g, g * u.like(1.0 - beta2))
+    mean.lerp_(g, u.c["rest1"])
+    square.mul_(u.c["beta2"]).addcmul_(g, g * u.c["rest2"])
     if u.flags["amsgrad"]:
-        square = torch.maximum(u.state["max_exp_avg_sq"], square, out=u.state["max_exp_avg_sq"])
-    correction1 = 1.0 - beta1.pow(u.t)
-    root = u.like((1.0 - beta2.pow(u.t)).sqrt())
-    denominator = torch.sqrt(square).div_(root).add_(u.like(u.h["eps"]))
-    u.p.addcmul_(mean / denominator, u.like(-u.h["lr"] / correction1))
+        square = u.state["max_exp_avg_sq"].copy_(torch.maximum(u.state["max_exp_avg_sq"], square))
+    # 1 - beta ** t, without the cancellation of nearly equal numbers
+    correction1 = -torch.expm1(u.c["log1 (double)"] * u.t)
+    correction2 = -torch.expm1(u.c["log2 (double)"] * u.t)
+    step = (u.c["down"] / correction1).to(u.p.dtype)
+    denominator = torch.sqrt(square).div_(correction2.sqrt().to(u.p.dtype)).add_(u.c["eps"])
+    u.p.addcmul_(mean / denominator, step)
+
+
+def _adadelta_coefficients(h: Numbers) -> dict[str, float]:
+    return {
+        "down": -h["lr"],
+        "decay": h["weight_decay"],
+        "rho": h["rho"],
+        "rest": 1.0 - h["rho"],
+        "eps": h["eps"],
+    }
 
 
 def _adadelta(u: Update) -> None:
     g = _decayed(u)
-    rho, eps = u.like(u.h["rho"]), u.like(u.h["eps"])
-    rest = u.like(1.0 - u.h["rho"])
+    rho, rest, eps = u.c["rho"], u.c["rest"], u.c["eps"]
     square, delta_square = u.state["square_avg"], u.state["acc_delta"]
     square.mul_(rho).addcmul_(g, g * rest)
     delta = (delta_square + eps).sqrt_().div_((square + eps).sqrt_()).mul_(g)
     delta_square.mul_(rho).addcmul_(delta, delta * rest)
-    u.p.addcmul_(delta, u.like(-u.h["lr"]))
+    u.p.addcmul_(delta, u.c["down"])
+
+
+def _rmsprop_coefficients(h: Numbers) -> dict[str, float]:
+    return {
+        "down": -h["lr"],
+        "decay": h["weight_decay"],
+        "alpha": h["alpha"],
+        "rest": 1.0 - h["alpha"],
+        "eps": h["eps"],
+        "momentum": h["momentum"],
+    }
 
 
 def _rmsprop(u: Update) -> None:
     g = _decayed(u)
-    rest = u.like(1.0 - u.h["alpha"])
     square = u.state["square_avg"]
-    square.mul_(u.like(u.h["alpha"])).addcmul_(g, g * rest)
+    square.mul_(u.c["alpha"]).addcmul_(g, g * u.c["rest"])
     if u.flags["centered"]:
-        mean = u.state["grad_avg"].lerp_(g, rest)
+        mean = u.state["grad_avg"].lerp_(g, u.c["rest"])
         root = (square - mean * mean).sqrt_()
     else:
         root = torch.sqrt(square)
-    step = g / root.add_(u.like(u.h["eps"]))
+    step = g / root.add_(u.c["eps"])
     if u.flags["moves"]:
-        step = u.state["momentum_buffer"].mul_(u.like(u.h["momentum"])).add_(step)
-    u.p.addcmul_(step, u.like(-u.h["lr"]))
+        step = u.state["momentum_buffer"].mul_(u.c["momentum"]).add_(step)
+    u.p.addcmul_(step, u.c["down"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +153,7 @@ class Kind:
     """How to read one torch optimizer and which kernel does what it does."""
 
     kernel: Callable[[Update], None]
+    derive: Callable[[Numbers], dict[str, float]]
     numbers: tuple[str, ...]
     flags: tuple[str, ...]
     state: tuple[str, ...]
@@ -125,6 +165,7 @@ class Kind:
 _KINDS: dict[type, Kind] = {
     torch.optim.SGD: Kind(
         _sgd,
+        _sgd_coefficients,
         ("lr", "momentum", "dampening", "weight_decay"),
         ("nesterov", "maximize"),
         (),
@@ -133,16 +174,22 @@ _KINDS: dict[type, Kind] = {
     ),
     torch.optim.Adam: Kind(
         _adam,
+        _adam_coefficients,
         ("lr", "beta1", "beta2", "eps", "weight_decay"),
         ("amsgrad", "maximize", "decoupled"),
         ("exp_avg", "exp_avg_sq"),
         optional={"amsgrad": "max_exp_avg_sq"},
     ),
     torch.optim.Adadelta: Kind(
-        _adadelta, ("lr", "rho", "eps", "weight_decay"), ("maximize",), ("square_avg", "acc_delta")
+        _adadelta,
+        _adadelta_coefficients,
+        ("lr", "rho", "eps", "weight_decay"),
+        ("maximize",),
+        ("square_avg", "acc_delta"),
     ),
     torch.optim.RMSprop: Kind(
         _rmsprop,
+        _rmsprop_coefficients,
         ("lr", "alpha", "eps", "momentum", "weight_decay"),
         ("centered", "maximize"),
         ("square_avg",),
@@ -227,9 +274,7 @@ class FusedOptimizer:
             self.steps = torch.zeros((count, len(self.stack.slots)), dtype=scalar)
         for _ in self.stack.groups:
             self._values.append({})
-            self.numbers.append(
-                {name: torch.zeros((count, 1), dtype=torch.float64, device=device) for name in kind.numbers}
-            )
+            self.numbers.append({})
             self.flags.append({})
         self.refresh()
         wanted = list(kind.state)
@@ -255,11 +300,10 @@ class FusedOptimizer:
         changed = False
         for number, (values, tensors) in enumerate(zip(self._values, self.numbers, strict=True)):
             groups = [optimizer.param_groups[number] for optimizer in self.optimizers]
-            for name in kind.numbers:
-                now = [_number(group, name) for group in groups]
-                if values.get(name) != now:
-                    values[name] = now
-                    tensors[name].copy_(torch.tensor(now, dtype=torch.float64).unsqueeze(1))
+            now = {name: [_number(group, name) for group in groups] for name in kind.numbers}
+            if now != values:
+                values.update(now)
+                self._derive(kind, now, tensors)
             flags = {name: _agreed(self.optimizers, groups, name) for name in kind.flags}
             flags["decays"] = any(values["weight_decay"])
             if "momentum" in values:
@@ -273,6 +317,21 @@ class FusedOptimizer:
                 if flags.get("moves") and kind.momentum is not None:
                     self.state.setdefault(kind.momentum, torch.zeros_like(self.stack.flat))
         return changed
+
+    def _derive(self, kind: Kind, values: Mapping[str, list[float]], tensors: dict[str, Tensor]) -> None:
+        """The kernel's coefficients, in place: a recorded step reads the same tensors."""
+        rows = [
+            kind.derive({name: column[member] for name, column in values.items()})
+            for member in range(len(self.optimizers))
+        ]
+        flat = self.stack.flat
+        for name in rows[0]:
+            dtype = torch.float64 if name.endswith("(double)") else flat.dtype
+            column = torch.tensor([[row[name]] for row in rows], dtype=dtype)
+            if name in tensors:
+                tensors[name].copy_(column)
+            else:
+                tensors[name] = column.to(flat.device)
 
     # ------------------------------------------------------------ stepping
 

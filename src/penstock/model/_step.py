@@ -18,6 +18,22 @@ from penstock.model._fuse import Fusion
 from penstock.model._optimize import FusedOptimizer
 
 _TRIVIAL = frozenset({"detach", "alias"})
+_SHAPES = frozenset({"view", "_unsafe_view", "expand"})
+_VIEWS = frozenset(
+    {
+        "view",
+        "slice",
+        "transpose",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "select",
+        "permute",
+        "as_strided",
+        "split",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +41,8 @@ class Recorded:
     """A step as a flat list of tensor operations.
 
     Attributes:
-        run: Takes what ``FusedStep._inputs`` lists and returns the members' losses.
+        run: Takes the batch's tensors and the masks (compiled: the members' state before them) and returns the
+            members' losses.
         shapes: Of the batch it was recorded for.
         used: Which leaves got a gradient.
         wanted: The dropout masks it takes.
@@ -116,24 +133,29 @@ class FusedStep:
             if draws.opaque:
                 raise Unsupported("the model draws random numbers other than dropout masks")
             wanted = tuple(draws.wanted)
+            masks = [draws.draw(each) for each in wanted]
             used = tuple(g is not None for g in gradients)
             del gradients
             graphs = []
             for _ in range(2):  # twice: what differs between two recordings can't be replayed
-                graphs.append(self._trace(inputs, targets, wanted, used))
+                graphs.append(self._trace(inputs, targets, masks, used))
             if _text(graphs[0]) != _text(graphs[1]):
                 raise Unsupported("the forward does something else at every call")
-        run: Callable[..., Any] = graphs[1]
         if compile:
             from penstock.model._compile import compiled
 
             run = compiled(graphs[1])
+            with self._aside():  # inductor compiles on the first call
+                run(*(tensor.clone() for tensor in self._state()), *self._batch(inputs, targets), *masks)
+        else:
+            run = _bound(graphs[1], self._state())
         seconds = time.perf_counter() - begin_s
         made = Recorded(run, _shapes(inputs, targets), used, wanted, seconds, compile)
         self.recorded = [r for r in self.recorded if r.shapes != made.shapes] + [made]
         return made
 
-    def _inputs(self, inputs: Any, targets: Any, masks: Sequence[Tensor]) -> list[Tensor]:
+    def _state(self) -> list[Tensor]:
+        """Everything of the members that a step reads or updates."""
         optimizer, stack = self.optimizer, self.fusion.stack
         found = [stack.flat, optimizer.steps]
         found += stack.others.values()
@@ -142,31 +164,24 @@ class FusedStep:
             found += numbers.values()
         if optimizer.clip is not None:
             found.append(optimizer.clip)
-        found += [leaf for leaf in pytree.tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
-        return [*found, *masks]
+        return found
+
+    def _batch(self, inputs: Any, targets: Any) -> list[Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
 
     def _replay(self, recorded: Recorded, inputs: Any, targets: Any) -> Tensor:
         draws = self.fusion.draws
         masks = [draws.draw(wanted) for wanted in recorded.wanted]
         with torch.no_grad():
-            losses: Tensor = recorded.run(*self._inputs(inputs, targets, masks))
+            state = self._state() if recorded.compiled else ()
+            losses: Tensor = recorded.run(*state, *self._batch(inputs, targets), *masks)
             self.optimizer.counted(recorded.used)
         return losses
 
-    def _trace(self, inputs: Any, targets: Any, wanted: Sequence[Any], used: tuple[bool, ...]) -> Any:
+    def _trace(self, inputs: Any, targets: Any, masks: Sequence[Tensor], used: tuple[bool, ...]) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         fusion, optimizer, stack = self.fusion, self.optimizer, self.fusion.stack
-        masks = [
-            torch.ones(w.shape, dtype=w.dtype, device=w.device).new_empty((len(fusion), *w.shape)).fill_(1.0)
-            for w in wanted
-        ]
-        masks = [
-            torch.empty_strided(
-                (len(fusion), *w.shape), (mask[0].numel(), *w.strides), dtype=w.dtype, device=w.device
-            ).fill_(1.0)
-            for w, mask in zip(wanted, masks, strict=True)
-        ]
         leaves, spec = pytree.tree_flatten((inputs, targets))
         real = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -196,7 +211,8 @@ class FusedStep:
                 stack.flat, stack.leaves, optimizer.steps, stack.others, optimizer.state = kept
                 optimizer.numbers, optimizer.clip = kept_numbers, kept_clip
 
-        given = [tensor.detach().clone() for tensor in self._inputs(inputs, targets, ())] + masks
+        given = [tensor.detach().clone() for tensor in self._state()]
+        given += [*self._batch(inputs, targets), *masks]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -235,13 +251,62 @@ def _shapes(inputs: Any, targets: Any) -> tuple[Any, ...]:
 
 
 def _tidy(graph: Any) -> None:
-    """Take out what only mattered to autograd."""
+    """Take out what only mattered to autograd, and views of a shape that is there already."""
     for node in list(graph.graph.nodes):
-        if node.op == "call_function" and getattr(node.target, "_opname", "") in _TRIVIAL:
+        if node.op != "call_function":
+            continue
+        name = getattr(node.target, "_opname", "")
+        same = name in _SHAPES and _shape(node) is not None and _shape(node) == _shape(node.args[0])
+        if name in _TRIVIAL or (same and not node.kwargs):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _shape(node: Any) -> Any:
+    value = node.meta.get("val")
+    if value is None:
+        value = node.meta.get("tensor_meta")
+    return None if value is None else tuple(value.shape)
+
+
+def _bound(graph: Any, state: Sequence[Tensor]) -> Callable[..., Any]:
+    """The graph with the members' state put in for good: their tensors stay the same, and are updated in place.
+
+    What is only a view of that state (a layer's weights out of the rows) is made once, here, and not at every step.
+    """
+    import torch.fx
+
+    values: dict[Any, Tensor] = {}
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, tensor in zip(inputs, state, strict=False):
+        values[node] = tensor
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or getattr(node.target, "_opname", "") not in _VIEWS:
+            continue
+        sources = node.all_input_nodes
+        if sources and all(source in values for source in sources):
+            args = torch.fx.node.map_arg(node.args, values.__getitem__)
+            kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+            with torch.no_grad():
+                values[node] = node.target(*args, **kwargs)
+    needed = [n for n in values if any(user not in values for user in n.users)]
+    constants = [values[node] for node in needed]
+    front = inputs[0]
+    for number, node in enumerate(needed):
+        with graph.graph.inserting_before(front):
+            place = graph.graph.placeholder(f"state_{number}")
+        node.replace_all_uses_with(place, delete_user_cb=lambda user: user not in values)
+    for node in reversed(list(values)):
+        graph.graph.erase_node(node)
+    graph.recompile()
+    forward = graph.forward
+
+    def run(*rest: Tensor) -> Any:
+        return forward(*constants, *rest)
+
+    return run
 
 
 def _text(graph: Any) -> str:

@@ -223,6 +223,8 @@ def _as_published(
 def _by_rank(pool: Sequence[_Candidate], devices: int) -> None:
     """Hydro 5.3 (b): to the top performing trial, then to the next."""
     for candidate in sorted(pool, key=lambda c: (c.rank, -c.left_s, c.index)):
+        if not candidate.running:
+            break  # nobody can tell yet how those just placed perform
         candidate.wants = min(devices, candidate.limit - candidate.held)
         devices -= candidate.wants
 

@@ -1,7 +1,7 @@
 """What a trial will cost, before it runs."""
 
 from penstock.predict._blas import one_thread
-from penstock.predict._bundle import Predictors, key_of
+from penstock.predict._bundle import PREFIX, Predictors, key_of
 from penstock.predict._features import Column, Extra, Features
 from penstock.predict._linear import Form, Prediction, Predictor, cross_validate, rmspe
 from penstock.predict._overhead import (
@@ -12,9 +12,11 @@ from penstock.predict._overhead import (
     fit_sharing,
     marginal_benefit,
 )
+from penstock.predict._plot import scatter_svg
 from penstock.predict._runtime import EpochTimes
 
 __all__ = [
+    "PREFIX",
     "Column",
     "EpochTimes",
     "Extra",
@@ -33,4 +35,5 @@ __all__ = [
     "marginal_benefit",
     "one_thread",
     "rmspe",
+    "scatter_svg",
 ]

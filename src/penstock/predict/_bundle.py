@@ -14,6 +14,9 @@ from penstock.predict._linear import Prediction, Predictor
 if TYPE_CHECKING:
     from penstock.predict._features import Matrix
 
+PREFIX = "predictors/"
+"""What the keys of all profiles in a store begin with."""
+
 _FEWEST = 8  # measured values before a quantity that was never profiled is predicted
 
 
@@ -29,7 +32,11 @@ class Cache(Protocol):
 
 def key_of(device: str, task: str) -> str:
     """The store's key of a device model's profile of a task."""
-    return f"predictors/{device}/{task}"
+    return f"{PREFIX}{_word(device)}/{_word(task)}"
+
+
+def _word(text: str) -> str:
+    return text.replace("/", "_")
 
 
 @final
@@ -45,6 +52,7 @@ class Predictors:
         task: The task they were made of.
         features: For quantities that were not profiled.
         extra: Gives the extra features.
+        exact: Quantities that ``extra`` gives themselves.
     """
 
     def __init__(
@@ -55,7 +63,9 @@ class Predictors:
         task: str = "",
         features: Features | None = None,
         extra: Extra | None = None,
+        exact: Sequence[str] = (),
     ) -> None:
+        self._exact = frozenset(exact)
         self._models = dict(models or {})
         self.device = device
         self.task = task
@@ -65,6 +75,11 @@ class Predictors:
         self.version = 0
         """Counts what was learned, for those who keep answers."""
 
+    @property
+    def features(self) -> Features | None:
+        """Of the space they were made for."""
+        return self._features
+
     # --- as a mapping ---------------------------------------------------------------------------------------
 
     def __getitem__(self, quantity: str) -> Predictor:
@@ -73,7 +88,7 @@ class Predictors:
         return self._models[quantity]
 
     def __contains__(self, quantity: object) -> bool:
-        return quantity in self._models
+        return quantity in self._models or self._exactly(str(quantity))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._models)
@@ -85,17 +100,30 @@ class Predictors:
 
     def predict(self, quantity: str, config: Config) -> Prediction | None:
         """The quantity of a configuration; None if nothing is known of it (yet)."""
+        if self._exactly(quantity):
+            assert self._extra is not None
+            return Prediction(float(self._extra(config)[quantity]), 0.0)
         model = self._models.get(quantity)
         return None if model is None else model.predict(config)
 
     def predict_many(self, quantity: str, configs: Sequence[Config]) -> tuple[Matrix, Matrix] | None:
         """Means and standard deviations of many configurations; None if nothing is known of it (yet)."""
+        if self._exactly(quantity):
+            import numpy as np
+
+            assert self._extra is not None
+            values = np.array([self._extra(config)[quantity] for config in configs], dtype=float)
+            return values, np.zeros(len(configs))
         model = self._models.get(quantity)
         return None if model is None else model.predict_many(configs)
 
+    def _exactly(self, quantity: str) -> bool:
+        """Whether the extra features tell the quantity itself: a network's parameters are counted, not predicted."""
+        return self._extra is not None and quantity in self._exact
+
     def learns(self, quantity: str) -> bool:
         """Whether measured values of the quantity would change predictions."""
-        return quantity in self._models or self._features is not None
+        return not self._exactly(quantity) and (quantity in self._models or self._features is not None)
 
     def observe(self, quantity: str, config: Config, value: float, source: Source = Source.MEASURED) -> None:
         """Learn a measured value. One that is no number above 0 is ignored: a sensor's failure teaches nothing."""
@@ -126,6 +154,19 @@ class Predictors:
             del self._waiting[quantity]
             self.version += 1
 
+    def copy(self) -> Predictors:
+        """The same predictors, learning on their own from now on."""
+        other = Predictors(
+            {name: model.copy() for name, model in self._models.items()},
+            device=self.device,
+            task=self.task,
+            features=self._features,
+            extra=self._extra,
+            exact=tuple(self._exact),
+        )
+        other._waiting = {name: list(pairs) for name, pairs in self._waiting.items()}
+        return other
+
     # --- keeping --------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -135,6 +176,7 @@ class Predictors:
             "task": self.task,
             "models": {name: model.to_json() for name, model in self._models.items()},
             "features": None if self._features is None else self._features.to_json(),
+            "exact": sorted(self._exact),
         }
 
     @classmethod
@@ -148,7 +190,12 @@ class Predictors:
             models = {str(n): Predictor.from_json(m, extra=extra) for n, m in data["models"].items()}
             features = None if data["features"] is None else Features.from_json(data["features"])
             return cls(
-                models, device=str(data["device"]), task=str(data["task"]), features=features, extra=extra
+                models,
+                device=str(data["device"]),
+                task=str(data["task"]),
+                features=features,
+                extra=extra,
+                exact=data["exact"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"Not predictors written by to_json(): {error!r}.") from error

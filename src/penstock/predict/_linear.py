@@ -243,6 +243,10 @@ class Predictor:
         model = self._fitted()
         return model.values, model.values - model.left_out
 
+    def copy(self) -> Predictor:
+        """The same predictor, learning on its own from now on."""
+        return Predictor.from_json(self.to_json(), extra=self._extra)
+
     # --- JSON -----------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:

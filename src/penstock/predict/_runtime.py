@@ -43,6 +43,10 @@ class EpochTimes:
         self._sums[trial] = total_s + train_s * speed, epochs + 1
         self._configs[trial] = config
 
+    def knows(self, trial: int) -> bool:
+        """Whether the trial itself has been timed."""
+        return trial in self._sums
+
     def epoch_s(self, trial: int, config: Config) -> float | None:
         """The expected seconds of an epoch alone on one device; None: nothing is known yet."""
         if trial in self._sums:

@@ -20,10 +20,16 @@ def summary_text(
     busy_s = sum(record.busy_s for record in state.trials.values())
     energy = "not metered" if state.energy is None else str(state.energy)
     lines.append(f"  cost    {duration_text(state.spent_s)} wall time, {duration_text(busy_s)} of training")
+    if state.devices and state.spent_s > 0:
+        held = state.device_s / (state.spent_s * len(state.devices))
+        used = duration_text(state.device_s)
+        lines.append(f"          {len(state.devices)} devices, {used} of device time, {held:.0%} held")
     lines.append(f"          {state.epochs} epochs, energy {energy}")
     if state.energy is not None:
         lines.append(f"          {_footprint(state.energy, spec or {})}")
     lines += _limit_lines(state)
+    lines += _surrogate_lines(state)
+    lines += _fusion_lines(state)
     if not best_first:
         lines.append("  best    none: no trial has reported the objective")
     for rank, record in enumerate(best_first[:top]):
@@ -63,6 +69,31 @@ def _limit_lines(state: StudyState) -> list[str]:
         elif note.topic == "power_limits":
             found[(data["text"],)] = str(data["text"])
     return [f"  {'power' if n == 0 else '':7s} {text}" for n, text in enumerate(found.values())]
+
+
+def _surrogate_lines(state: StudyState) -> list[str]:
+    """How many trials were the narrow twin's and how many the full model's, and whether the check passed."""
+    for note in state.notes:
+        if note.topic == "surrogate":
+            targets = sum(record.is_target for record in state.trials.values())
+            check = "passes" if note.data["check"]["ok"] else "FAILS"
+            return [
+                f"  twin    {note.data['factor']:g} times as narrow, coordinate check {check}: "
+                f"{len(state.trials) - targets} trials of it, {targets} of the full model"
+            ]
+    return []
+
+
+def _fusion_lines(state: StudyState) -> list[str]:
+    """How many trials trained as one, by kind of trials, and why not more or none."""
+    found: dict[str, str] = {}
+    for note in state.notes:
+        data = note.data
+        if note.topic == "fusion" and "kind" in data and (data["kind"] not in found or data.get("halved")):
+            size = f"batch size {data['batch_size']}: " if data.get("batch_size") else ""
+            groups = f"groups of {data['count']}" if data["count"] > 1 else "not fused"
+            found[data["kind"]] = f"{size}{groups}: {data['reason']}"
+    return [f"  {'fused' if n == 0 else '':7s} {text}" for n, text in enumerate(found.values())]
 
 
 def _trial_lines(record: TrialRecord, head: str) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.core import Config, Values
@@ -27,6 +27,7 @@ class Observation:
         values: Its objectives, lower is better; None for a failure.
         epoch: Epochs behind it when ``values`` was reported.
         final: The trial gets no further segment.
+        metrics: What else was measured of it, by name, such as ``power_w``: teaches predictors of limits.
     """
 
     trial: int
@@ -34,6 +35,7 @@ class Observation:
     values: Values | None
     epoch: int = 0
     final: bool = True
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Sampler(ABC):

@@ -36,6 +36,9 @@ _COARSE = (0.15, 0.07)
 _FINE = (0.03, 0.01)
 _POOL = 2  # starting points to choose from: more of them push all into the corners
 
+# Worse than the median by more than the best is better: how bad does not matter (benchmarks/papers/hyperpower).
+_BAD = 1.0
+
 Weight = Literal["indicator", "probability", "gp"]
 
 
@@ -98,6 +101,7 @@ class Bayes(Sampler):
         if gate is not None and not isinstance(gate, Gate):
             raise InvalidInput(f"Bayes: gate is {gate!r}; give Gate(limits, predictors).")
         self._gate = gate
+        self._shared = False  # somebody else tells the gate what was measured
         self._weight = weight
         self._startup = startup
         self._transfer = tuple(transfer)
@@ -112,10 +116,15 @@ class Bayes(Sampler):
         self._fitted: tuple[bytes, Hyper] | None = None
         self._earlier: Process | None = None
 
+    @property
+    def gate(self) -> Gate | None:
+        """The limits it knows, if any."""
+        return self._gate
+
     def constrained(self, gate: Gate) -> Bayes:
         """The same sampler with limits; a study calls it."""
         other = copy.copy(self)
-        other._gate = gate
+        other._gate, other._shared = gate, True
         return other
 
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
@@ -128,6 +137,8 @@ class Bayes(Sampler):
         self._cube = None
         self._told, self._pending, self._nameless = {}, {}, []
         self._fitted, self._earlier = None, None
+        if self._gate is not None and not self._shared:
+            self._gate.start()
         for told in self._transfer:
             space.validate(told.config)
 
@@ -161,6 +172,8 @@ class Bayes(Sampler):
     def tell(self, observation: Observation) -> None:
         """Learn a result; a later one of the same trial supersedes it."""
         trial, values = observation.trial, observation.values
+        if self._gate is not None and not self._shared:
+            self._gate.hear(trial, observation.config, observation.metrics)
         if values is not None and not all(math.isfinite(value) for value in values):
             values = None
         if values is not None and len(values) != self._objectives:
@@ -520,7 +533,7 @@ def _standardised(values: Array) -> Array:
     if not len(values):
         return values
     middle, best = float(np.median(values)), float(values.min())
-    cut = np.minimum(values, middle + 3.0 * (middle - best)) if middle > best else values
+    cut = np.minimum(values, middle + _BAD * (middle - best)) if middle > best else values
     spread = float(cut.std())
     result: Array = (cut - cut.mean()) / (spread if spread > 0 else 1.0)
     return result

@@ -72,10 +72,17 @@ class Gate:
             )
         if predictors is not None and not isinstance(predictors, Predictors):
             raise InvalidInput(f"predictors takes Predictors, as a profile gives them, got {predictors!r}.")
-        self.predictors = predictors or Predictors()
+        self.predictors = predictors if predictors is not None else Predictors()
+        self._given = self.predictors.copy()
+        self._heard: set[tuple[int, str]] = set()
         self.confidence = confidence
         self.refine = refine
         self._margin = NormalDist().inv_cdf(confidence)
+
+    def start(self) -> None:
+        """Forget what was observed: a study begins, or is replayed from its beginning."""
+        self.predictors = self._given.copy()
+        self._heard = set()
 
     @property
     def learns(self) -> bool:
@@ -105,15 +112,17 @@ class Gate:
                 worst, tightest = excess, limit
         return Verdict(worst if tightest is not None else 0.0, tightest, predictions)
 
-    def excess(self, configs: Sequence[Config]) -> NDArray[np.float64]:
-        """``check(config).excess`` of many configurations at once."""
+    def excess(self, configs: Sequence[Config], *, confidence: float | None = None) -> NDArray[np.float64]:
+        """``check(config).excess`` of many configurations at once, with another confidence perhaps."""
         import numpy as np
 
         worst = np.full(len(configs), -math.inf)
         for limit in self.limits:
             found = self._predict_many(limit, configs)
             if found is not None:
-                values = self._pessimistic(limit, *found)
+                mean, std = found
+                margin = self._margin if confidence is None else NormalDist().inv_cdf(confidence)
+                values = mean + margin * std if limit.at_most else mean - margin * std
                 over = values - limit.bound if limit.at_most else limit.bound - values
                 over = over / abs(limit.bound) if limit.bound else over
                 worst = np.maximum(worst, np.where(np.isnan(over), np.inf, over))
@@ -136,17 +145,25 @@ class Gate:
 
     def observe(self, config: Config, values: Mapping[str, float]) -> dict[Limit, float]:
         """Learn what was measured of a trial; returns the limits it violates, with the values."""
-        violated = {}
-        for limit in self.limits:
-            value = values.get(limit.name)
-            if value is None:
-                continue
-            if not limit.holds(value):
-                violated[limit] = float(value)
         for name in {limit.name for limit in self.limits if limit.quantity.of is None}:
             if self.refine and name in values:
                 self.predictors.observe(name, config, float(values[name]))
-        return violated
+        return self.violated(values)
+
+    def hear(self, trial: int, config: Config, values: Mapping[str, float]) -> None:
+        """``observe`` what a trial tells for the first time: rungs of one training are no new measurements."""
+        fresh = {n: v for n, v in values.items() if (trial, n) not in self._heard}
+        if fresh:
+            self._heard.update((trial, name) for name in fresh)
+            self.observe(config, fresh)
+
+    def violated(self, values: Mapping[str, float]) -> dict[Limit, float]:
+        """The limits that measured values violate, with the values."""
+        return {
+            limit: float(values[limit.name])
+            for limit in self.limits
+            if limit.name in values and not limit.holds(values[limit.name])
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The limits, for the journal."""

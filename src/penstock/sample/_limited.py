@@ -19,7 +19,9 @@ from penstock.sample._seed import Stream, mixed
 from penstock.space import Space
 
 _UNIFORM_DRAWS = 4096  # beyond, an allowed part this small is not found by drawing
-_WALK_STEPS = 400
+_CHUNK = 256
+_WALK_STEPS = 60
+_NEIGHBOURS = 16
 
 
 @final
@@ -68,12 +70,16 @@ class Limited(Sampler):
         self._exhausted = False
         self.learns = sampler.learns or self.gate.learns
         self.refused = 0
-        """How many draws were refused since ``start``, those of a resume included."""
+        """How many proposals were refused since ``start``, those of a resume included."""
+        self.queries: list[int] = []
+        """How many proposals were looked at for each trial since ``start``, those of a resume included."""
 
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin a study."""
-        self._space, self._seed, self._asked, self.refused = space, seed, 0, 0
+        self._space, self._seed, self._asked = space, seed, 0
+        self.refused, self.queries = 0, []
         self._exhausted = False
+        self.gate.start()
         self._sampler.start(space, objectives=objectives, seed=seed)
 
     def ask(self, n: int) -> list[Config]:
@@ -92,9 +98,15 @@ class Limited(Sampler):
         return configs
 
     def skip(self, configs: Sequence[Config], trials: Sequence[int]) -> None:
-        """Ask the wrapped sampler again, and give it the numbers."""
-        for config, trial in zip(configs, trials, strict=True):
+        """Ask the wrapped sampler again, and give it the numbers; one that knows the limits needs not be asked."""
+        if isinstance(self._sampler, Bayes):
+            self._asked += len(configs)
+            self.queries += [1] * len(configs)
+            self._sampler.skip(configs, trials)
+            return
+        for _ in configs:
             self._next()
+        for config, trial in zip(configs, trials, strict=True):
             self._sampler.adopt(config, trial)
 
     def adopt(self, config: Config, trial: int) -> None:
@@ -102,12 +114,13 @@ class Limited(Sampler):
         self._sampler.adopt(config, trial)
 
     def tell(self, observation: Observation) -> None:
-        """Passed on."""
+        """Passed on; what was measured besides teaches the predictors."""
+        self.gate.hear(observation.trial, observation.config, observation.metrics)
         self._sampler.tell(observation)
 
-    def observe(self, config: Config, values: dict[str, float]) -> dict[Limit, float]:
-        """Learn what was measured of a trial; returns the limits it violates. A study calls it."""
-        return self.gate.observe(config, values)
+    def allows(self, config: Config) -> bool:
+        """Whether a configuration keeps the limits, as far as is known; schedulers that change ones ask."""
+        return self.gate.check(config).allowed
 
     def __repr__(self) -> str:
         return f"Limited({self._sampler!r}, {self.gate!r})"
@@ -115,42 +128,57 @@ class Limited(Sampler):
     def _next(self) -> Config | None:
         space = started(self, self._space)
         self._asked += 1
-        for _ in range(self._draws):
+        for number in range(1, self._draws + 1):
             drawn = [] if self._exhausted else self._sampler.ask(1)
             if not drawn:
                 self._exhausted = True
                 return None
             if self.gate.check(drawn[0]).allowed:
+                self.queries.append(number)
                 return drawn[0]
             self.refused += 1
+        self.queries.append(self._draws + 1)
         return nearest_allowed(space, self.gate, mixed(self._seed, self._asked, "limited"))
 
 
 def nearest_allowed(space: Space, gate: Gate, seed: int) -> dict[str, Any]:
     """A configuration that keeps the limits: drawn uniformly, or found by descending from the best draws.
 
+    Where nothing keeps them with the gate's confidence (a sensor that scatters by more than the space spans, say), the
+    draw that most likely does of those that are predicted to.
+
     Raises:
         InvalidInput: None was found. Names the limit that is farthest from being kept and the point nearest to
             keeping it.
     """
-    ranked: list[tuple[float, int, dict[str, Any]]] = []
-    for index in range(_UNIFORM_DRAWS):
-        config = space.sample(Stream(seed, index))
-        excess = gate.check(config).excess
-        if excess <= 0.0:
-            return config
-        ranked.append((excess, index, config))
-    ranked.sort(key=lambda entry: entry[:2])
+    pool: list[dict[str, Any]] = []
+    heights: list[float] = []
+    for first in range(0, _UNIFORM_DRAWS, _CHUNK):  # by chunks: most often the first one holds what is sought
+        configs = [space.sample(Stream(seed, index)) for index in range(first, first + _CHUNK)]
+        for config, excess in zip(configs, gate.excess(configs).tolist(), strict=True):
+            if excess <= 0.0:
+                return config
+            pool.append(config)
+            heights.append(excess)
+    # Nothing is as sure as asked for. What the predictions themselves allow still is allowed: the surest of it.
+    bare = gate.excess(pool, confidence=0.5).tolist()
+    kept = [i for i, excess in enumerate(bare) if excess <= 0.0]
+    if kept:
+        return pool[min(kept, key=heights.__getitem__)]
     draw = Generator(seed)
-    nearest: tuple[float, dict[str, Any]] = ranked[0][0], ranked[0][2]
-    for excess, _, config in ranked[:3]:
+    order = sorted(range(len(pool)), key=heights.__getitem__)
+    nearest: tuple[float, dict[str, Any]] = heights[order[0]], pool[order[0]]
+    for start in order[:3]:
+        excess, config = heights[start], pool[start]
         for step in range(_WALK_STEPS):
-            moved = _moved(space, config, 0.3 * (1 - step / _WALK_STEPS) + 0.01, draw)
-            found = gate.check(moved).excess
-            if found <= 0.0:
-                return moved
-            if found < excess or (found == excess and math.isfinite(found)):
-                excess, config = found, moved
+            width = 0.3 * (1 - step / _WALK_STEPS) + 0.01
+            moved = [_moved(space, config, width, draw) for _ in range(_NEIGHBOURS)]
+            found = gate.excess(moved).tolist()
+            least = min(range(_NEIGHBOURS), key=found.__getitem__)
+            if found[least] <= 0.0:
+                return moved[least]
+            if found[least] < excess or (found[least] == excess and math.isfinite(excess)):
+                excess, config = found[least], moved[least]
         if excess < nearest[0]:
             nearest = excess, config
     raise InvalidInput(_explain(gate, nearest[1], gate.check(nearest[1])))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.core import Config, Measurement, Trial, TrialGroup, TrialStatus, Values
+from penstock.core import Config, Measurement, Noted, Reported, Trial, TrialGroup, TrialStatus, Values
 
 Propose: TypeAlias = Callable[[int], Sequence[Trial]]
 """``propose(n)``: up to n new trials, numbered; fewer only when the sampler or the budget is exhausted."""
@@ -30,6 +30,7 @@ class Rules:
         learns: Whether the sampler learns from results; if not, ask for whole groups at once.
         seed: For the scheduler's own random choices.
         derive: New trials made from others (PBT replaces members that failed); None: no such trials.
+        allows: Whether a configuration keeps the study's limits, as far as is known; None: there are none.
     """
 
     propose: Propose
@@ -38,6 +39,7 @@ class Rules:
     learns: bool
     seed: int
     derive: Derive | None = None
+    allows: Callable[[Config], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,23 @@ class Scheduler(ABC):
     @abstractmethod
     def drops(self) -> Sequence[int]:
         """Paused trials given up since the last call: they get no further segment."""
+
+    def stops(self) -> Sequence[tuple[int, str]]:
+        """Trials that run or wait and are to be stopped now, with the reasons: asked again and again."""
+        return ()
+
+    def at(self, elapsed_s: float) -> None:
+        """The time the study has spent, told before ``next`` and from time to time. Decisions may follow from it."""
+        return None
+
+    def heard(self, event: Reported | Noted) -> None:
+        """A report or a note, for schedulers that look at more than how segments end."""
+        return None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether ``next`` has a group that goes before what waits."""
+        return False
 
     def why(self, trial: int) -> str:
         """Why a trial that ``drops`` named was given up: one line for people. Asked right after ``drops``."""

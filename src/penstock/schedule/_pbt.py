@@ -12,6 +12,8 @@ from penstock.schedule._base import Outcome, Rules, Scheduler
 from penstock.schedule._check import fraction, whole
 from penstock.space import Choice, Domain, Float, Int, Space
 
+_DRAWS = 20  # of a change that the study's limits allow
+
 
 @final
 class PBT(Scheduler):
@@ -145,6 +147,13 @@ class PBT(Scheduler):
                 continue  # it ended early by itself, or can't be replaced
             donor = random.choice(best)
             config = self._explore(space, donor.config, random)
+            if rules.allows is not None:
+                for _ in range(_DRAWS):
+                    if rules.allows(config):
+                        break
+                    config = self._explore(space, donor.config, random)
+                else:
+                    config = dict(donor.config)  # the donor was allowed
             if status is TrialStatus.PAUSED or rules.derive is None:
                 changed = Trial(member.id, config, member.seed, donor.id)
             else:

@@ -125,7 +125,12 @@ class PostgresBackend(Backend):
         return self._session_call(change)
 
     def close(self) -> None:
-        """End the session, which releases its locks."""
+        """End the session and release its locks: by word, for a busy server is slow to notice that it is over."""
+        if self._locks and self._connection is not None and os.getpid() == self._pid:
+            with suppress(sa.exc.SQLAlchemyError):
+                self._connection.rollback()
+                self._connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
+                self._connection.commit()
         self._drop()
         self._locks.clear()
         if os.getpid() == self._pid:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -26,6 +26,8 @@ from penstock.core import (
     Plan,
     PlanPass,
     Reported,
+    Resize,
+    Resized,
     Segment,
     Started,
     StudyState,
@@ -42,6 +44,10 @@ from penstock.goal import Budget, Goal
 from penstock.sample import Observation, Sampler
 from penstock.schedule import Outcome, Rules, Scheduler, StopRule
 from penstock.space import Space
+from penstock.study._bounds import measured
+from penstock.study._ledger import Foresight, Ledger
+
+_AHEAD = 16  # a planner sees so many trials ahead for each one that fits; the rest only queues
 
 LOST_RETRIES = 3
 """How often a segment is run again whose worker died through no fault of the training function."""
@@ -62,6 +68,10 @@ class Setup:
         retries: How often a segment is run again after an error of the training function.
         rules: Stopping rules, asked after every report.
         width: Devices per trial, as the planner places them: how many segments can start at once.
+        ahead: For a planner that fuses: how many segments to have waiting, from how many could start, wait and run,
+            how many trials there are and how many segments there will be; None: as many as could start.
+        foresight: For a planner that looks at what runs and at how long things take; None: for one that looks
+            only at what is free, which costs the least.
     """
 
     space: Space
@@ -74,6 +84,8 @@ class Setup:
     retries: int = 0
     rules: tuple[StopRule, ...] = ()
     width: float = 1.0
+    foresight: Foresight | None = None
+    ahead: Callable[[int, int, int, int, int | None], int] | None = None
 
 
 def derive_seed(seed: int, *path: object) -> int:
@@ -94,7 +106,11 @@ class Engine:
         self._replayed: deque[Trial] | None = None
         self._drops: dict[int, str] = {}
         self._stops: list[tuple[int, str]] = []
+        self._stopping: set[int] = set()  # what the scheduler wants stopped and has not ended yet
         self._learns = setup.sampler.learns
+        self._ledger = None if setup.foresight is None else Ledger(setup.foresight)
+        self._looked_at = 0  # how much was known when the queue was last looked at
+        self._resizes: tuple[Resize, ...] = ()
         setup.sampler.start(
             setup.space, objectives=len(setup.goal.objectives), seed=derive_seed(setup.seed, "sampler")
         )
@@ -105,10 +121,17 @@ class Engine:
             learns=setup.sampler.learns,
             seed=derive_seed(setup.seed, "scheduler"),
             derive=self._derive,
+            allows=getattr(setup.sampler, "allows", None),
         )
         setup.scheduler.start(rules)
         for rule in setup.rules:
             rule.start()
+
+    def refine(self, planner: tuple[PlanPass, ...], foresight: Foresight) -> None:
+        """Go on with overheads that are known only now."""
+        self.setup = replace(self.setup, planner=planner, foresight=foresight)
+        if self._ledger is not None:
+            self._ledger.foresight = foresight
 
     # --- events in -------------------------------------------------------------------------------------------
 
@@ -124,11 +147,16 @@ class Engine:
     def apply(self, event: Event) -> bool:
         """Fold in an event and let scheduler, sampler and rules learn from it."""
         fresh = self.state.apply(event)
+        if self._ledger is not None:
+            self._enter(self._ledger, event)
         if not fresh:
             return False
         match event:
             case Reported():
                 self._check_rules(event)
+                self.setup.scheduler.heard(event)
+            case Noted():
+                self.setup.scheduler.heard(event)
             case Started():
                 self.running[event.trial] = self.state.trials[event.trial].segment
             case Ended():
@@ -137,6 +165,17 @@ class Engine:
                 self._drops.pop(event.trial, None)
                 self._tell(self.state.trials[event.trial], final=True)
         return True
+
+    def _enter(self, ledger: Ledger, event: Event) -> None:
+        match event:
+            case Reported():
+                ledger.reported(event, self.state.trials[event.trial].config)
+            case Started():
+                ledger.started(event, self.state.trials[event.trial].segment)
+            case Resized():
+                ledger.resized(event)
+            case Ended():
+                ledger.ended(event)
 
     def _check_rules(self, event: Reported) -> None:
         for rule in self.setup.rules:
@@ -147,11 +186,13 @@ class Engine:
 
     def _ended(self, event: Ended) -> None:
         segment = self.running.pop(event.trial, None)
+        self._stopping.discard(event.trial)
         record = self.state.trials[event.trial]
         if event.kept:
             return  # unfinished: it is queued again at the next resume
         if event.retry:
-            self.queue.appendleft(Placement((segment or record.segment,), attempt=record.attempts))
+            again = self._placement(segment or record.segment, event.time_s, record.attempts)
+            self.queue.appendleft(again)
             return
         failed = event.status is TrialStatus.FAILED
         values = None if failed else self.values(record)
@@ -167,7 +208,9 @@ class Engine:
     def _tell(self, record: TrialRecord, *, final: bool) -> None:
         if self._learns:
             values = None if record.status is TrialStatus.FAILED else self.values(record)
-            told = Observation(record.id, record.config, values, record.epoch, final)
+            gated = getattr(self.setup.sampler, "gate", None) is not None
+            metrics = measured(record) if gated else {}
+            told = Observation(record.id, record.config, values, record.epoch, final, metrics)
             self.setup.sampler.tell(told)
 
     def _hear_drops(self) -> None:
@@ -177,9 +220,21 @@ class Engine:
 
     # --- decisions out ---------------------------------------------------------------------------------------
 
-    def take_stops(self) -> list[tuple[int, str]]:
-        """Running trials that a stopping rule wants ended, with the reasons; each is told once."""
+    def take_stops(self, time_s: float) -> list[tuple[int, str]]:
+        """Running trials that a rule or the scheduler wants ended, with the reasons; each is told once."""
+        scheduler = self.setup.scheduler
+        scheduler.at(self._elapsed_s(time_s))
         stops, self._stops = self._stops, []
+        for trial, reason in scheduler.stops():
+            if trial in self.running:
+                if trial not in self._stopping:
+                    self._stopping.add(trial)
+                    stops.append((trial, reason))
+            elif not self.state.trials[trial].status.is_end:
+                self._drops[trial] = reason
+        if self._drops and self.queue:
+            waiting = [p for p in self.queue if not any(s.trial.id in self._drops for s in p.segments)]
+            self.queue = deque(waiting)
         return [(trial, reason) for trial, reason in stops if trial in self.running]
 
     def take_drops(self, time_s: float) -> list[Event]:
@@ -193,25 +248,37 @@ class Engine:
 
     def submit(self, free: Sequence[Free], time_s: float) -> list[Event]:
         """Ask the scheduler for what could start now; the groups as events, already applied."""
-        want = self._units(free) - len(self.queue)
+        ledger = self._ledger
+        if ledger is None:
+            want = self._room(free) - len(self.queue)
+        else:
+            ledger.saw(free)
+            want = ledger.concurrency() - len(self.queue) - len(self.running)
+        self.setup.scheduler.at(self._elapsed_s(time_s))
+        if self.setup.scheduler.urgent:
+            want = max(want, 1)
         submitted: list[Event] = []
-        while want > 0:
-            group = self.setup.scheduler.next(want)
+        # Whoever looks ahead also takes a rung that is ready while nothing is free: it is planned as a whole.
+        while want > 0 or ledger is not None:
+            group = self.setup.scheduler.next(max(0, want))
             if group is None:
                 break
-            event = Submitted(time_s, want, group.segments, group.label)
+            event = Submitted(time_s, max(0, want), group.segments, group.label)
             self.state.apply(event)
-            self._enqueue(group.segments)
+            self.queue.extend([self._placement(segment, time_s) for segment in group.segments])
             submitted.append(event)
             want -= len(group.segments)
         self._hear_drops()
         return submitted
 
-    def plan(self, free: Sequence[Free]) -> tuple[Placement, ...]:
+    def plan(self, free: Sequence[Free], time_s: float = 0.0) -> tuple[Placement, ...]:
         """What to launch now; it leaves the queue."""
+        if self._ledger is not None:
+            return self._plan_ahead(self._ledger, free, time_s)
         if not self.queue or not free:
             return ()
-        waiting = tuple(islice(self.queue, self._units(free) + 1))
+        more = 1 if self.setup.ahead is None else 0  # one more than fills the groups would make them uneven
+        waiting = tuple(islice(self.queue, self._room(free) + more))
         plan = Plan(waiting, tuple(free))
         for step in self.setup.planner:
             plan = step(plan)
@@ -223,6 +290,55 @@ class Engine:
                 self.running[segment.trial.id] = segment
         return plan.placed
 
+    def _plan_ahead(self, ledger: Ledger, free: Sequence[Free], time_s: float) -> tuple[Placement, ...]:
+        """The same for a planner that also looks at what runs and at how long everything takes."""
+        ledger.news = False
+        if self.queue:
+            if not free and not ledger.wide:
+                return ()
+        elif not self.running or not any(item.fraction >= 1 for item in free):
+            return ()
+        if ledger.version != self._looked_at:
+            self._looked_at = ledger.version
+            self.queue = deque(ledger.expect(placement) for placement in self.queue)
+        most = _AHEAD * max(1, len(ledger.devices)) * ledger.foresight.overhead.max_sharing
+        waiting = tuple(islice(self.queue, most))
+        plan = Plan(waiting, tuple(free), running=ledger.running(time_s, self._ranks), devices=ledger.devices)
+        for step in self.setup.planner:
+            plan = step(plan)
+        if len(plan.waiting) != len(waiting):
+            for _ in waiting:
+                self.queue.popleft()
+            self.queue.extendleft(reversed(plan.waiting))
+        ledger.launched(plan.placed)
+        ledger.asked(plan.resized)
+        self._resizes = plan.resized
+        for placement in plan.placed:
+            for segment in placement.segments:
+                self.running[segment.trial.id] = segment
+        return plan.placed
+
+    def take_resizes(self) -> tuple[Resize, ...]:
+        """Running placements whose shares the last plan changes; each is told once."""
+        resizes, self._resizes = self._resizes, ()
+        return resizes
+
+    @property
+    def foresees(self) -> bool:
+        """Whether to ask for groups, and to plan, also when nothing is free."""
+        return self._ledger is not None
+
+    @property
+    def restless(self) -> bool:
+        """Whether something was learned that makes another plan worth while, although nothing has ended."""
+        return self._ledger is not None and self._ledger.news
+
+    def _ranks(self, trials: Sequence[int]) -> dict[int, int]:
+        """How trials do, compared with each other: 0 is the best; those without a report are left out."""
+        scored = [(t, v) for t in trials if (v := self.values(self.state.trials[t])) is not None]
+        order = self.setup.goal.order([values for _, values in scored])
+        return {scored[index][0]: place for place, index in enumerate(order)}
+
     @property
     def done(self) -> bool:
         """Whether nothing runs, nothing waits and nothing more will come."""
@@ -233,6 +349,18 @@ class Engine:
         """After a replay: whether the journal tells of a study that was run to its end."""
         closed = self.state.closed
         return closed is not None and closed.reason == "finished" and self.setup.scheduler.done
+
+    def _elapsed_s(self, time_s: float) -> float:
+        """What the study has spent by ``time_s``, over all sessions."""
+        return self.state.spent_s + max(0.0, time_s - self.state.last_s)
+
+    def _room(self, free: Sequence[Free]) -> int:
+        """How many segments to have waiting: as many as could start, or as many as fill their fused groups."""
+        units, ahead = self._units(free), self.setup.ahead
+        if ahead is None or not units:
+            return units
+        expected = self.setup.scheduler.expected or self.setup.budget.trials
+        return ahead(units, len(self.queue), len(self.running), self._next_trial, expected)
 
     def _units(self, free: Sequence[Free]) -> int:
         """How many segments could start (or be queued behind others) on what is free."""
@@ -246,8 +374,10 @@ class Engine:
                 whole += 1
         return (fractions if width < 1 else int(whole / width + 1e-9)) + backlog
 
-    def _enqueue(self, segments: Iterable[Segment]) -> None:
-        self.queue.extend(Placement((segment,)) for segment in segments)
+    def _placement(self, segment: Segment, time_s: float, attempt: int = 0) -> Placement:
+        if self._ledger is None:
+            return Placement((segment,), attempt=attempt)
+        return self._ledger.expect(Placement((segment,), attempt=attempt, since_s=time_s))
 
     # --- trials ----------------------------------------------------------------------------------------------
 
@@ -299,16 +429,19 @@ class Engine:
         self._stops.clear()
         self.running.clear()
         self.queue.clear()
+        if self._ledger is not None:
+            self._ledger.clear()
 
     def requeue(self) -> None:
         """After a replay and the new session's first event: queue what is unfinished, oldest first."""
         for record in self.state.trials.values():
             if record.unfinished:
-                self.queue.append(Placement((record.segment,), attempt=record.attempts))
+                self.queue.append(self._placement(record.segment, self.state.last_s, record.attempts))
 
     def _resubmit(self, event: Submitted) -> None:
         new = [s.trial for s in event.segments if s.trial.id >= self._next_trial]
         self._replayed = deque(sorted(new, key=lambda trial: trial.id))
+        self.setup.scheduler.at(self._elapsed_s(event.time_s))
         try:
             group = self.setup.scheduler.next(event.want)
         finally:

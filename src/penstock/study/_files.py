@@ -55,7 +55,10 @@ class CheckpointKeeper:
                 self._judge(record, state)
 
     def _judge(self, record: TrialRecord, state: StudyState) -> None:
-        values = None if record.status is TrialStatus.FAILED else self._goal.score(record)
+        fit = record.status is not TrialStatus.FAILED and not record.violated
+        values = self._goal.score(record) if fit else None
+        if values is not None:  # a trial of a narrow twin never beats one of the full model
+            values = (0.0 if record.is_target else 1.0, *values)
         if values is None or (self._best is not None and self._best[0] <= values):
             self._delete_all(record)
             return

@@ -8,7 +8,8 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, final
@@ -21,31 +22,56 @@ from penstock.core import (
     Placement,
     PlanPass,
     Reported,
+    Resized,
     Saved,
     SessionClosed,
     SessionOpened,
     StudyState,
+    Submitted,
     TrialRecord,
+    TrialStatus,
     VirtualClock,
+    total,
 )
 from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.energy import LimitRule, PowerLimits, co2, grid, make_meter, money
 from penstock.execute import Executor, Job, Launch, Local
-from penstock.goal import Budget, Goal, Spent, front, ranked
-from penstock.plan import fifo
+from penstock.goal import Budget, Goal, Limit, Spent, front, ranked
+from penstock.model import Shrink
+from penstock.plan import Fluid, choose_count
+from penstock.predict import Overhead, Predictors
 from penstock.report import View, open_view, row, summarize, summary_text
-from penstock.sample import TPE, Grid, Sampler, WarmStart
+from penstock.sample import TPE, Gate, Grid, Limited, Sampler, WarmStart
 from penstock.schedule import Full, Scheduler, StopRule
 from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
-from penstock.study._engine import Engine, Setup
+from penstock.study._bounds import check_bounds, find_predictors, gate_of, limited, violation_notes
+from penstock.study._engine import Engine, Setup, derive_seed
 from penstock.study._files import CheckpointKeeper, folder_of
+from penstock.study._foresee import foresee, known_overhead, passes_of, spread_of
+from penstock.study._fusing import Fuse, Fuser, check_fuse
+from penstock.study._ledger import Foresight
 from penstock.study._limits import LimitDesk, check_limits, exclusively, task_of
 from penstock.study._pack import pack, unpack
-from penstock.train import Command
+from penstock.study._profile import key_of, measure, recall, said
+from penstock.study._transfer import (
+    TOPIC,
+    Held,
+    Transfer,
+    check_surrogate,
+    held_values,
+    inspect_twin,
+    middle,
+    targets_apart,
+)
+from penstock.train import Command, Task
 
 if TYPE_CHECKING:
     import pandas
+
+    from penstock.model import CoordinateCheck
+    from penstock.report._plots import Plots
+    from penstock.report.views import Folded
 
 DEFAULT_STORE = "penstock.db"
 DEFAULT_TRIALS = 50
@@ -76,7 +102,8 @@ class Study:
         timeout_s: A trial that reports nothing for so long is killed and counts as failed.
         warm_start: Configurations to try first, or an earlier Study whose best ones to try first.
         stop: Stopping rules, asked after every report.
-        planner: Plan passes; default: first come first served.
+        planner: Who runs where: ``pk.Fluid()`` lets short trials share devices and long ones spread over several;
+            or plan passes of your own. Default: first come first served, one device each.
         files: Folder for checkpoints and logs; default: beside the store.
         meter: Whether to meter the energy of every epoch (estimated where the machine has no counters).
         region: ISO code of the country whose grid feeds the machine, for CO2e; None: the world average, flagged.
@@ -86,6 +113,20 @@ class Study:
             (``EtaCost(0.5)``, ``LeastEnergy()`` ...) and keep to it; ``PowerLimits(rule, observe=True)`` only says
             what would be saved. Trials then have their devices to themselves. Without such GPUs, or without the
             permission, it is said once and the study goes on.
+        limits: Bounds such as ``power_w <= 90`` and ``memory_bytes <= "1.25GB"``. No trial that is predicted to violate
+            one starts, whatever the sampler; one that is measured to is noted, is never the best, and teaches the
+            predictors.
+        predictors: Of the limits' quantities, from ``Profile(task, space).collect()``; or the device model whose
+            profile is in the store; default: the one profile of this work that is in the store, if there is one. What
+            nobody can predict is learned from what trials report.
+        confidence: How likely each limit must be kept, by the predictors' own doubt; 0.5: by the prediction itself.
+        fuse: Train many trials of a ``Task`` as one (Hydro): ``"auto"``: on ``Local`` workers, at the count that is
+            measured to be fastest, and only where fused and unfused agree; True: the same, but an error where this
+            study can't; a number: groups of so many; False: never. What was chosen and why is in the journal.
+        surrogate: ``pk.Shrink(8)``: tune a narrow twin of a ``Task``'s model, an eighth as wide, and train the model
+            itself with the best of what was found (Hydro). What the space says does not transfer is held meanwhile
+            and tuned on the model in a small second stage. With ``Budget(time_s=...)`` the trained model is there
+            in time.
         keep: Which trials' last checkpoints to keep once the trials are over: ``"best"`` or ``"all"``.
     """
 
@@ -107,7 +148,7 @@ class Study:
         timeout_s: float | None = None,
         warm_start: Iterable[Mapping[str, Any]] | Study | None = None,
         stop: Sequence[StopRule] = (),
-        planner: Sequence[PlanPass] | None = None,
+        planner: Fluid | Sequence[PlanPass] | None = None,
         files: str | Path | None = None,
         keep: str = "best",
         meter: bool = True,
@@ -115,6 +156,11 @@ class Study:
         price_per_kwh: float | None = None,
         currency: str = "EUR",
         power_limits: LimitRule | PowerLimits | None = None,
+        limits: Iterable[Limit] | Limit = (),
+        predictors: Predictors | str | None = None,
+        confidence: float = 0.95,
+        fuse: Fuse = "auto",
+        surrogate: Shrink | None = None,
     ) -> None:
         self.goal = Goal.of(minimize, maximize)
         self.space = _check_space(space)
@@ -123,7 +169,34 @@ class Study:
         self.scheduler, self.sampler = _compose(scheduler, sampler, self.budget)
         if warm_start is not None:
             configs = warm_start.best_configs() if isinstance(warm_start, Study) else list(warm_start)
-            self.sampler = WarmStart(configs, then=self.sampler)
+        self._first = None if warm_start is None else configs
+        self.confidence = confidence
+        self._unbound = check_bounds(limits, predictors, confidence)
+        self._predictors = predictors.copy() if isinstance(predictors, Predictors) else predictors
+        if self._unbound and gate_of(self.sampler) is not None:
+            raise InvalidInput("Both the study and its sampler have limits: give them to the study alone.")
+        self.surrogate = check_surrogate(
+            surrogate, self.work, self.scheduler, self.sampler, self.space, limits=bool(self._unbound)
+        )
+        held: dict[str, Any] = {}
+        if self.surrogate is not None:
+            held = held_values(self.space, self.work, self.surrogate.held)
+            if self._first is not None:
+                self._first = [{k: v for k, v in first.items() if k not in held} for first in self._first]
+        if self._first is not None and not self._unbound:  # limits are bound when the store is there
+            self.sampler = WarmStart(self._first, then=self.sampler)
+        if self.surrogate is not None:
+            self.sampler = Held(self.sampler, held)
+            self.scheduler = Transfer(
+                self.scheduler,
+                self.surrogate,
+                held=held,
+                epochs=self.scheduler.max_epochs or self.work.epochs,
+                deadline_s=self.budget.time_s,
+            )
+        elif isinstance(self.scheduler, Transfer):  # loaded
+            self.surrogate = self.scheduler.shrink
+        self._twin: Task | None = None
         self.executor = _check_type("executor", executor, Executor, None) or Local()
         self.seed = _check_whole("seed", seed)
         self.retries = _check_whole("retries", retries)
@@ -133,7 +206,7 @@ class Study:
         self.stop_rules = tuple(stop)
         for rule in self.stop_rules:
             _check_type("stop", rule, StopRule, rule)
-        self.planner = None if planner is None else tuple(planner)
+        self.planner = planner if planner is None or isinstance(planner, Fluid) else tuple(planner)
         if keep not in ("best", "all"):
             raise InvalidInput(f'keep takes "best" or "all", got {keep!r}.')
         self.keep = keep
@@ -142,6 +215,14 @@ class Study:
         self._grid = grid(region)
         _check_energy(self.budget, self.meter, price_per_kwh)
         self.power_limits = check_limits(power_limits, self.executor, meter=self.meter)
+        self.fuse, self._unfused = check_fuse(
+            fuse,
+            self.work,
+            self.executor,
+            planned=self.planner is not None,
+            power_limits=self.power_limits is not None,
+        )
+        self._fuser: Fuser | None = None
         self._files = None if files is None else Path(files)
         if store is True:
             raise InvalidInput(
@@ -168,6 +249,7 @@ class Study:
         work: Callable[..., Any] | Any | None = None,
         executor: Executor | None = None,
         budget: Budget | None = None,
+        fuse: Fuse | None = None,
     ) -> Study:
         """The study of that name in a store, or its newest one; ``run()`` resumes it.
 
@@ -180,6 +262,7 @@ class Study:
             work: Use this training function instead of the stored one.
             executor: Run here instead.
             budget: A new budget, e.g. a larger one.
+            fuse: Fuse otherwise from here on; checkpoints fit either way.
         """
         opened = open_store(store, write=False)
         try:
@@ -193,7 +276,7 @@ class Study:
             minimize=[o["metric"] for o in entry.spec["goal"] if not o["maximize"]],
             maximize=[o["metric"] for o in entry.spec["goal"] if o["maximize"]],
             scheduler=parts["scheduler"],
-            sampler=None,
+            sampler=None if parts["scheduler"].sampler is not None else parts["sampler"],
             executor=executor or parts["executor"],
             budget=budget or Budget.from_json(entry.spec["budget"]),
             seed=entry.spec["seed"],
@@ -210,6 +293,8 @@ class Study:
             price_per_kwh=entry.spec.get("price_per_kwh"),
             currency=entry.spec.get("currency", "EUR"),
             power_limits=parts.get("power_limits"),
+            confidence=entry.spec.get("confidence", 0.95),
+            fuse=fuse if fuse is not None else entry.spec.get("fuse", "auto") if executor is None else "auto",
         )
         study.goal = Goal.from_json(entry.spec["goal"])
         study.sampler = parts["sampler"]
@@ -234,10 +319,15 @@ class Study:
             assert self._entry is not None
             store.lock(self._entry.id)
             _check_energy(self.budget, self.meter, self.price_per_kwh)  # it may be another one by now
+            if self.surrogate is not None and self._twin is None:
+                self._twin = self.work.narrowed(self.surrogate)
             check_limits(self.power_limits, self.executor, meter=self.meter)
             engine = self._engine()
             self._state = engine.state
             _read_journal(store, self._entry, engine)
+            if self._fuser is not None:
+                for note in engine.state.notes:
+                    self._fuser.learn(note)
             if engine.finished:
                 return self
             files = self._folder(store, self._entry.id)
@@ -246,7 +336,9 @@ class Study:
                 desk = LimitDesk(self.power_limits, task_of(self.work), files, store)
                 desk.open()
             self.executor.open(self._job(files, self._entry, desk))
-            _Session(self, engine, store, files, shown, desk).run()
+            learned = self._know_overheads(engine, store, files, shown)
+            notes = self._first_notes(learned, engine, shown)
+            _Session(self, engine, store, files, shown, desk).run(notes)
         finally:
             self.executor.close()
             shown.close()
@@ -273,7 +365,11 @@ class Study:
         options: dict[str, Any] = {"study": f"{entry.name} {entry.created_s:.6f}"}
         if self.meter and not isinstance(self.executor.clock, VirtualClock):
             options["make_meter"] = make_meter if desk is None else desk.meters()
-        return Job(self.work, files, self.goal.metrics, self.timeout_s, self.meter, options)
+        if self._fuser is not None:
+            options["choose_fusion"] = choose_count
+        if isinstance(self.planner, Fluid):
+            options["sharing"] = True
+        return Job(self._twin or self.work, files, self.goal.metrics, self.timeout_s, self.meter, options)
 
     def _folder(self, store: Store, study: int) -> Path:
         """Where checkpoints and logs go; a throw-away study's folder goes with the object."""
@@ -304,6 +400,7 @@ class Study:
                 f"There is a study {name!r} in {store.url} already. Go on with it by "
                 f"Study.load({str(self._target)!r}, {name!r}).run(), or give this one another name."
             )
+        self._bind(store)
         parts = {
             "work": self.work,
             "scheduler": self.scheduler,
@@ -318,8 +415,32 @@ class Study:
         entry = store.create(name, self.spec(), blob)
         return entry
 
+    def _bind(self, store: Store) -> None:
+        """Put the sampler under the limits, with the predictors that are given or in the store."""
+        if self._unbound:
+            found = self._predictors
+            if not isinstance(found, Predictors):
+                found = find_predictors(store, self.work, self.space, found)
+            self.sampler = limited(self.sampler, self._unbound, found, self.confidence, self._first)
+            self._unbound = ()
+
     def _engine(self) -> Engine:
+        foresight = self._foresee()
         width = float(getattr(self.executor, "slots_per_trial", 1))
+        passes = passes_of(self.planner, foresight, width)
+        self._fuser = None
+        alone = passes
+        if self._unfused is None:
+            self._fuser = Fuser(
+                self.fuse,
+                self._twin or self.work,
+                self.executor.slots,
+                learns=self.sampler.learns,
+                structural=self.space.structural,
+            )
+            passes = self._fuser.passes(passes)
+        if self.surrogate is not None and self.planner is None:
+            passes = (targets_apart(passes, alone),)
         setup = Setup(
             space=self.space,
             goal=self.goal,
@@ -327,15 +448,123 @@ class Study:
             sampler=self.sampler,
             planner=(
                 *(() if self.power_limits is None else (exclusively,)),
-                *(self.planner or (fifo(width),)),
+                *passes,
             ),
             budget=self.budget,
             seed=self.seed,
             retries=self.retries,
             rules=self.stop_rules,
             width=width,
+            foresight=foresight,
+            ahead=None if self._fuser is None else self._fuser.ahead,
         )
         return Engine(setup)
+
+    def _foresee(self, measured: Overhead | None = None) -> Foresight | None:
+        """What a planner that looks ahead needs; overheads that are yet to be measured count as none."""
+        if not isinstance(self.planner, Fluid):
+            return None
+        overhead = measured or known_overhead(self.planner, self.executor)
+        return foresee(self.planner, self.work, self.sampler, self.executor, overhead)
+
+    def _know_overheads(self, engine: Engine, store: Store, files: Path, view: View) -> Noted | None:
+        """Measure what sharing and spreading cost, unless it is known; the executor is open and idle."""
+        planner = self.planner
+        if not isinstance(planner, Fluid) or known_overhead(planner, self.executor) is not None:
+            return None
+        key = key_of(self.work, self.executor)
+        found = recall(store, key)
+        if found is None:
+            view.say(
+                "Measuring what sharing devices and spreading over several costs; once per work and machine."
+            )
+            config = self.space.sample(derive_seed(self.seed, "overhead"))
+            widest = spread_of(planner, self.work, self.executor)
+            found = measure(
+                self.executor,
+                config,
+                files,
+                seed=self.seed,
+                max_sharing=planner.max_sharing,
+                max_devices=widest,
+            )
+            store.put(key, dict(found.data))
+        view.say(said(found))
+        foresight = self._foresee(found.overhead)
+        if foresight is not None:
+            foresight = replace(foresight, memory_bytes=found.memory_bytes)
+            old = passes_of(planner, engine.setup.foresight, 1.0)
+            passes = engine.setup.planner[: len(engine.setup.planner) - len(old)]
+            engine.refine((*passes, *passes_of(planner, foresight, 1.0)), foresight)
+        return Noted(self.executor.clock.now_s(), "overhead", dict(found.data))
+
+    def _first_notes(self, learned: Noted | None, engine: Engine, view: View) -> Iterator[Noted]:
+        """What a session begins with; the twin is checked within it, for that takes of the study's time."""
+        if learned is not None:
+            yield learned
+        twin = self._know_twin(engine, view)
+        if twin is not None:
+            yield twin
+
+    def _know_twin(self, engine: Engine, view: View) -> Noted | None:
+        """Check the narrow twin, once per study; the executor is open and idle."""
+        known = any(note.topic == TOPIC for note in engine.state.notes)
+        twin, shrink = self._twin, self.surrogate
+        if twin is None or shrink is None or known or isinstance(self.executor.clock, VirtualClock):
+            return None
+        view.say(f"Checking that a twin {shrink.factor:g} times as narrow trains like the model.")
+        held = self.scheduler.held if isinstance(self.scheduler, Transfer) else {}
+        threads = min((free.device.cores for free in self.executor.free()), default=1)
+        data = inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
+        return Noted(self.executor.clock.now_s(), TOPIC, data)
+
+    @property
+    def coordinate_check(self) -> CoordinateCheck | None:
+        """The check of the narrow twin: by layer, whether activations keep their size over the widths; None: none."""
+        from penstock.model import CoordinateCheck
+
+        for note in self.state.notes:
+            if note.topic == TOPIC:
+                return CoordinateCheck.from_json(note.data["check"])
+        return None
+
+    @property
+    def surrogate_trials(self) -> list[TrialRecord]:
+        """Trials of the narrow twin; without a surrogate, none."""
+        return [] if self.surrogate is None else [trial for trial in self.trials if not trial.is_target]
+
+    @property
+    def target_trials(self) -> list[TrialRecord]:
+        """Trials of the full model in a study with a surrogate; without one, none."""
+        return [trial for trial in self.trials if trial.is_target]
+
+    def load_model(self, trial: TrialRecord | None = None) -> Any:
+        """The trained network of a ``Task``'s trial, on the CPU and ready to evaluate; default: of the best one.
+
+        In a study with a surrogate the best is the full model. Checkpoints of other trials are kept by ``keep="all"``.
+
+        Raises:
+            InvalidInput: There is no such checkpoint, or no network in it.
+        """
+        from penstock.train._restore import restore
+
+        record = trial or self.best
+        if record is None or not record.saved or not isinstance(self.work, Task) or self._entry is None:
+            raise InvalidInput(
+                "There is no trained network: no trial of a pk.Task has saved a checkpoint yet."
+            )
+        store = self._store if self._target is None else open_store(self._target, write=False)
+        assert store is not None
+        try:
+            folder = self._folder(store, self._entry.id)
+        finally:
+            if self._target is not None:
+                store.close()
+        work = self.work
+        if self.surrogate is not None:
+            work = self._twin or work.narrowed(self.surrogate)
+            work = work.full() if record.is_target else work
+        return restore(work, record.config, folder / record.saved[max(record.saved)])
 
     def spec(self) -> dict[str, Any]:
         """What the study is, JSON-able; kept in the store."""
@@ -356,8 +585,32 @@ class Study:
             "price_per_kwh": self.price_per_kwh,
             "currency": self.currency,
             "power_limits": None if self.power_limits is None else repr(self.power_limits),
+            "limits": [limit.to_json() for limit in self.limits],
+            "confidence": self.confidence,
+            "fuse": self.fuse,
+            "surrogate": None if self.surrogate is None else repr(self.surrogate),
             "work": getattr(self.work, "__qualname__", None) or repr(self.work),
         }
+
+    @property
+    def gate(self) -> Gate | None:
+        """The limits with what predicts their quantities; None without limits, or before the first run."""
+        return gate_of(self.sampler)
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits of its trials."""
+        return self._unbound or (() if self.gate is None else self.gate.limits)
+
+    @property
+    def refused(self) -> int:
+        """How many proposals were refused because a limit was predicted to be violated."""
+        return self.sampler.refused if isinstance(self.sampler, Limited) else 0
+
+    @property
+    def queries(self) -> list[int]:
+        """How many proposals were looked at for each trial, refused ones included; empty without limits."""
+        return self.sampler.queries if isinstance(self.sampler, Limited) else []
 
     # --- results ---------------------------------------------------------------------------------------------
 
@@ -434,6 +687,35 @@ class Study:
             return None
         return money(self.energy, self.price_per_kwh, self.currency)
 
+    @property
+    def plot(self) -> Plots:
+        """The views as Plotly figures: ``study.plot.history()``, ``.curves()``, ``.pareto()``, ``.importance()`` ..."""
+        from penstock.report._plots import Plots
+
+        return Plots(self._folded)
+
+    def _folded(self) -> Folded:
+        """The journal as the views see it."""
+        from penstock.report.views import Folded
+
+        folded = Folded(self.name or "", self.goal, self.spec())
+        if self._entry is not None:
+            kept = self._target is not None
+            store = open_store(self._target, write=False) if kept or self._store is None else self._store
+            try:
+                for _, event in store.read(self._entry.id):
+                    folded.apply(event)
+            finally:
+                if kept:
+                    store.close()
+        return folded
+
+    def _repr_html_(self) -> str:
+        """The headline as a table, in notebooks."""
+        from penstock.report._static import fragment
+
+        return fragment(self._folded())
+
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per trial: number, status, epochs, seconds, energy, configuration and latest metrics."""
         try:
@@ -490,16 +772,19 @@ class _Session:
         self._desk = desk
         self._unmetered = False  # said that an energy budget can't be kept
 
-    def run(self) -> None:
+    def run(self, notes: Iterable[Noted] = ()) -> None:
         """Open the session, loop, close it."""
         engine = self._engine
         self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
+        for note in notes:
+            self._take(note)
         self._write(everything=True)
         engine.requeue()
         self._view.open(self._study.name or "", self._study.goal, engine.state, self._executor.slots)
         previous = self._catch_signals()
         try:
             self._open_desk()
+            self._say_unknown()
             reason, detail = self._loop()
             self._read_desk()
             self._take(SessionClosed(self._now(), reason, detail))
@@ -528,7 +813,7 @@ class _Session:
             self._hungry = not events
             for event in events:
                 self._take(engine.annotate(event))
-            for trial, why in engine.take_stops():
+            for trial, why in engine.take_stops(self._now()):
                 executor.stop([trial], reason=why)
             self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
@@ -537,16 +822,30 @@ class _Session:
         engine = self._engine
         now_s = self._now()
         free = self._executor.free()
-        if not free:
+        if not free and not engine.foresees:
             return
         for event in engine.submit(free, now_s):
             self._note(event)
+            if isinstance(event, Submitted):
+                self._foretell(event)
         for event in engine.take_drops(now_s):
             self._take(event)
-        placements = engine.plan(free)
+        placements = engine.plan(free, now_s)
         self._write()  # durable before it is acted on
         if placements:
             self._executor.launch([self._launch(placement) for placement in placements])
+        for resize in engine.take_resizes():
+            self._executor.resize(resize.placement.segments[0].trial.id, resize.shares)
+
+    def _foretell(self, event: Submitted) -> None:
+        """Keep what is predicted of new trials, for the map of limits."""
+        gate = self._study.gate
+        for segment in () if gate is None else event.segments:
+            if gate is not None and segment.start == 0:
+                told = gate.check(segment.trial.config).predictions
+                data = {name: [each.mean, each.std] for name, each in told.items()}
+                if data:
+                    self._take(Noted(event.time_s, "prediction", data, segment.trial.id))
 
     def _launch(self, placement: Placement) -> Launch:
         trials = self._engine.state.trials
@@ -564,20 +863,53 @@ class _Session:
                 path = trials[segment.copy_from.trial].saved.get(segment.copy_from.epoch)
             checkpoints.append(path)
             known.append(record.epoch)
-        return Launch(placement, tuple(checkpoints), tuple(known))
+        fuser = self._study._fuser
+        facts = {} if fuser is None else fuser.facts(placement)
+        return Launch(placement, tuple(checkpoints), tuple(known), facts)
 
     def _take(self, event: Event) -> None:
         """Apply an event and keep it for the next write."""
         self._engine.apply(event)
         self._note(event)
-        if isinstance(event, Ended):
+        if isinstance(event, Ended | Resized) or self._engine.restless:
             self._hungry = True
+        if self._study._fuser is not None and isinstance(event, Noted | Ended):
+            self._hear_of_fusion(self._study._fuser, event)
+        if isinstance(event, Ended) and not event.kept and not event.retry:
+            self._judge(event.trial)
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
         elif isinstance(event, Reported) and event.energy is None and self._study.budget.needs_energy:
             self._say_unmetered(event)
         if self._desk is not None and isinstance(event, Reported | Ended):
             self._read_desk()
+
+    def _hear_of_fusion(self, fuser: Fuser, event: Noted | Ended) -> None:
+        """What workers have measured counts for the trials to come; a group whose worker died is halved."""
+        if isinstance(event, Noted):
+            fuser.learn(event)
+            return
+        note = fuser.lost(event, self._now())
+        if note is not None:
+            self._take(note)
+
+    def _judge(self, trial: int) -> None:
+        """Note the limits that a trial was measured to violate."""
+        gate, record = self._study.gate, self._engine.state.trials[trial]
+        if gate is not None:
+            for note in violation_notes(gate, record, self._now()):
+                if note.data["limit"] not in record.violated:
+                    self._take(note)
+
+    def _say_unknown(self) -> None:
+        """Say which limits nobody can predict yet."""
+        gate = self._study.gate
+        if gate is not None and gate.unknown:
+            names = ", ".join(sorted({limit.name for limit in gate.unknown}))
+            self._view.say(
+                f"{names}: without a profile, limits are known only from what trials report. "
+                '"penstock profile" makes one, so that no trial beyond them starts.'
+            )
 
     def _say_unmetered(self, event: Reported) -> None:
         if not self._unmetered:
@@ -629,7 +961,9 @@ class _Session:
     def _spent(self) -> Spent:
         state, study = self._engine.state, self._study
         time_s = state.spent_s + max(0.0, self._now() - state.last_s)
-        energy = state.energy
+        if not study.budget.needs_energy:
+            return Spent(trials=state.counts.total, epochs=state.epochs, time_s=time_s)
+        energy = total(filter(None, (state.energy, self._under_way())))
         return Spent(
             trials=state.counts.total,
             epochs=state.epochs,
@@ -641,6 +975,24 @@ class _Session:
             else money(energy, study.price_per_kwh).value,
         )
 
+    def _under_way(self) -> Measurement | None:
+        """What the epochs that run now will draw, as far as one can tell, where the budget is one of energy.
+
+        A worker begins its next epoch before we have read the report of the last one: to stop within an epoch of the
+        limit, an epoch that runs counts as spent.
+        """
+        state, budget = self._engine.state, self._study.budget
+        if not budget.needs_energy or state.energy is None or not state.epochs:
+            return None
+        usual = state.energy.scaled(1 / state.epochs)
+        ahead = []
+        for trial in self._engine.running:
+            record = state.trials[trial]
+            if record.status is TrialStatus.RUNNING:
+                drawn = record.reports[-1].energy if record.reports else None
+                ahead.append(usual if drawn is None else drawn)
+        return total(ahead)
+
     def _check_leave(self) -> None:
         """Begin to drain if a signal came or the budget is used up."""
         if self._signals:
@@ -651,6 +1003,8 @@ class _Session:
             if used_up is None:
                 return
             self._leave = ("budget", used_up)
+            if self._study.budget.finish:
+                return
         self._executor.stop(list(self._engine.running), reason=self._leave[1], keep=True)
 
     def _catch_signals(self) -> dict[int, Any]:

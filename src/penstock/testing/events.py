@@ -12,6 +12,7 @@ from penstock.core import (
     Measurement,
     Noted,
     Reported,
+    Resized,
     Saved,
     Segment,
     SessionClosed,
@@ -42,6 +43,7 @@ def every_event() -> list[Event]:
         Started(2.0, 1, 3),
         Reported(3.25, 0, 1, {"loss": 0.1 + 0.2, "accuracy": float("inf")}, 0.5, energy),
         Reported(1e9 + 1 / 3, 0, 2, {"loss": 5e-324}),
+        Resized(3.5, 0, (Share("cpu:0"), Share("cpu:1"))),
         Saved(4.0, 0, 2, "trial-0/2 \u00e9.pt"),
         Ended(5.0, 0, TrialStatus.FAILED, 2, "boom", "Traceback:\n\0 NUL, lone \udcff", True, True, True),
         Ended(5.0, 1, TrialStatus.PAUSED, 9),
@@ -102,6 +104,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.none() | _real,
         st.none() | measurements,
     ),
+    st.builds(Resized, _time_s, _number, st.lists(st.builds(Share, _text, _real), max_size=3).map(tuple)),
     st.builds(Saved, _time_s, _number, _number, _text),
     st.builds(
         Ended,

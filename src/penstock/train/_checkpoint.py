@@ -251,6 +251,7 @@ class FileCheckpoints:
         self._study = study
         self._staged: tuple[Path, IO[bytes], _Tally, str] | None = None
         self._mine: list[Path] = []
+        self._spare: Path | None = None  # an old one to write over: a new file costs far more than its bytes
         self._lineage: int | None = None
 
     def _line(self) -> int:
@@ -313,14 +314,15 @@ class FileCheckpoints:
 
     def stage(self, state: Any) -> None:
         """Serialise ``state`` into a file beside the checkpoints."""
-        self.discard()
+        self._drop()
         folder = self._files / self._folder
         path = folder / f".{os.getpid()}.tmp"
+        self._spare = None
         try:
-            file = open(path, "wb")  # noqa: SIM115 - commit and discard close it
+            file = _overwrite(path)
         except FileNotFoundError:
             folder.mkdir(parents=True, exist_ok=True)
-            file = open(path, "wb")  # noqa: SIM115
+            file = _overwrite(path)
         tally = _Tally(file)
         try:
             form = dump(state, cast(IO[bytes], tally))
@@ -344,6 +346,7 @@ class FileCheckpoints:
             with file:
                 file.write(facts)
                 file.write(_FOOTER.pack(tally.length, len(facts), tally.crc, zlib.crc32(facts), _MAGIC))
+                file.truncate()  # it may lie over a longer one
             place = f"{self._folder}/{epoch}.ckpt"
             os.replace(path, self._files / place)
         except BaseException:
@@ -352,17 +355,33 @@ class FileCheckpoints:
         self._mine = [mine for mine in self._mine if mine != self._files / place]
         self._mine.append(self._files / place)
         while len(self._mine) > 2:
-            self._mine.pop(0).unlink(missing_ok=True)
+            old = self._mine.pop(0)
+            try:
+                os.replace(old, path)
+                self._spare = path
+            except OSError:
+                old.unlink(missing_ok=True)
         return place
 
     def discard(self) -> None:
-        """Drop what is staged."""
+        """Drop what is staged, and what was kept to be written over."""
+        self._drop()
+        if self._spare is not None:
+            self._spare.unlink(missing_ok=True)
+            self._spare = None
+
+    def _drop(self) -> None:
         if self._staged is not None:
             path, file, _, _ = self._staged
             self._staged = None
             with contextlib.suppress(OSError):
                 file.close()
             path.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path) -> IO[bytes]:
+    """A file to write from its start, without giving back first what it has on disk."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666), "wb")
 
 
 def _loader(path: Path, facts: _Facts) -> Callable[[str], Any]:

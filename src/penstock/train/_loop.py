@@ -26,6 +26,7 @@ from penstock.core.trial import Config
 from penstock.train._loader import Loaded, Source, derive, order_of
 
 if TYPE_CHECKING:
+    from penstock.train._elastic import Crew
     from penstock.train._task import Task
 
 _TRIES = 3  # learning rates an exploration tries, each a tenth of the one before
@@ -70,9 +71,12 @@ def train(task: Task, run: RunLike) -> None:
     options: Mapping[str, Any] = getattr(run, "options", None) or {}
     listed = options.get("explorations")
     at: frozenset[int] | None = None if listed is None else frozenset(listed)
+    if options.get("model") == "target":  # of a study that otherwise trains a narrow twin
+        task = task.full()
     with private_randomness():
         trainer = Trainer(task, run.config, seed=run.seed, device=run.device, lr_is_found=bool(options))
         trainer.on_iteration = getattr(run, "_on_iteration", None)
+        trainer.crew = getattr(run, "_crew", None)
         state = run.load()
         if state is not None:
             trainer.load_state(state)
@@ -80,7 +84,7 @@ def train(task: Task, run: RunLike) -> None:
         bounded = getattr(run, "until", None) is not None
         if not bounded and trainer.epoch >= task.epochs:
             return
-        file = _step_file(task, run)
+        file = _step_file(task, run) if trainer.crew is None else None
         for _ in run.epochs():
             explores = options.get("mode") == "explore" if at is None else trainer.epoch in at
             if explores:
@@ -98,6 +102,7 @@ def train(task: Task, run: RunLike) -> None:
                 or explores
                 or trainer.epoch % task.checkpoint_epochs == 0
                 or _is_last(run, trainer.epoch)
+                or getattr(run, "should_stop", False)  # what is not saved would have to be trained again
             ):
                 run.save(trainer.state())
             run.report(**metrics)
@@ -151,6 +156,7 @@ class Trainer:
     Attributes:
         epoch: Epochs behind it, exploratory ones included.
         step: Batches of the present epoch behind it.
+        crew: The workers that train this trial together, on a device each; None: it is alone.
         on_iteration: Called after each step with its number of samples, also for steps of exploring copies; None:
             nobody wants to know.
     """
@@ -182,7 +188,7 @@ class Trainer:
         if lr is None and lr_is_found and "lr" not in self.config:
             lr = 0.0  # a scheduler that explores the learning rate sets it before the first step
         self._needs_lr = lr == 0.0
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        trainable = task.groups(self.model, self.config)
         self.optimizer, taken = task.build_optimizer(trainable, self.config, lr=lr)
         used |= taken
         self.steps_per_epoch = _steps(self.data.train.n, self.batch_size, task.drop_last)
@@ -198,6 +204,7 @@ class Trainer:
         self.epoch = 0
         self.step = 0
         self.on_iteration: Callable[[float], None] | None = None
+        self.crew: Crew | None = None
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
@@ -287,6 +294,9 @@ class Trainer:
 
     def run_steps(self, batches: Iterable[Any]) -> None:
         """One optimizer step per batch. The inner loop of every training there is: keep it lean."""
+        if self.crew is not None:
+            self.crew.run_steps(self, batches)
+            return
         # Locals, and no .item(): a step must neither look names up nor wait for the device.
         model, loss_of, optimizer = self.model, self.task.loss, self.optimizer
         forward = self.task.forward or _forward
@@ -387,6 +397,8 @@ class Trainer:
         source = source or self.data.val
         if source is None:
             return {}
+        if self.crew is not None:
+            return self.crew.evaluate(self, source)
         task, model, loss_of = self.task, self.model, self.task.loss
         forward = task.forward or _forward
         on_set = task.metrics_on == "set" and bool(task.metrics)

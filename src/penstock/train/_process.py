@@ -211,6 +211,9 @@ class _Sink:
     def saved(self, epoch: int, path: str) -> None:
         self._channel.post(("c", self._ticket, self._trial, self._offset_s + time.monotonic(), epoch, path))
 
+    def noted(self, topic: str, data: dict[str, Any]) -> None:
+        self._channel.post(("n", self._ticket, self._trial, self._offset_s + time.monotonic(), topic, data))
+
     def told(self) -> tuple[str, bool] | None:
         return self._channel.told(self._ticket, self._trial)
 
@@ -279,9 +282,9 @@ def _serve(
             return
         if kind == SPILLED:
             path = Path(os.fsdecode(bytes(message[1:])))
-            ticket, specs, devices, threads = pickle.loads(path.read_bytes())
+            ticket, specs, devices, threads, facts = pickle.loads(path.read_bytes())
         else:
-            ticket, specs, devices, threads = pickle.loads(message)
+            ticket, specs, devices, threads, facts = pickle.loads(message)
         # So that our death is blamed on the right segment:
         TICKET.pack_into(board, TICKET.size * slot, ticket)
         _limit_torch(threads)
@@ -291,15 +294,23 @@ def _serve(
         channel.began_s = time.monotonic()
         for spec, sink in zip(specs, sinks, strict=True):
             sink.started(spec.start)
-        ends = run_all(work, specs, settings, sinks, devices=devices, threads=threads)
+        ends: list[tuple[_Sink, End]] = []
+
+        def tell(number: int, end: End, sinks: list[_Sink] = sinks, ends: list[Any] = ends) -> None:
+            ends.append((sinks[number], end))
+            if len(sinks) > 1 and os.getpid() == me:  # of several, who is done is not kept waiting
+                sinks[number].ended(end)
+
+        run_all(work, specs, settings, sinks, tell, devices=devices, threads=threads, facts=facts)
         if os.getpid() != me:  # the training forked and its child came back here
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
             os._exit(0)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        for end, sink in zip(ends, sinks, strict=True):
-            sink.ended(end)
+        if len(sinks) == 1:
+            for sink, end in ends:
+                sink.ended(end)
         channel.flush()  # all of it, before the next segment begins: should that one kill us, this one is not lost
         taken_s = time.monotonic() - channel.began_s
         channel.short = taken_s < _FLUSH_S

@@ -12,6 +12,7 @@ from typing import Any, Protocol, final
 from penstock.core.errors import InvalidInput
 from penstock.core.measurement import Measurement
 from penstock.train._checkpoint import Checkpoints, Found, Report
+from penstock.train._world import ALONE, World
 
 
 class Sink(Protocol):
@@ -86,12 +87,14 @@ class Run:
         device: Where to compute: ``"cpu"``, ``"cuda:0"``.
         devices: All devices of the trial, ``device`` first.
         threads: How many CPU threads it may use.
+        world: Which one this is of the workers that train the trial together; see ``pk.elastic``.
     """
 
     __slots__ = (
         "_accrued_s",
         "_checkpoints",
         "_copy_from",
+        "_crew",
         "_energy",
         "_entered",
         "_epoch",
@@ -122,6 +125,7 @@ class Run:
         "seed",
         "threads",
         "trial",
+        "world",
     )
 
     def __init__(
@@ -142,8 +146,11 @@ class Run:
         threads: int = 1,
         meter: EpochMeter | None = None,
         options: Mapping[str, Any] | None = None,
+        crew: Any = None,
     ) -> None:
-        """Made by workers. ``known``: the last epoch whose report the study has."""
+        """Made by workers. ``known``: the last epoch whose report the study has; ``crew``: see ``_elastic``."""
+        self._crew = crew
+        self.world: World = ALONE if crew is None else crew.world
         self.config = dict(config)
         self.trial = trial
         self.seed = seed
@@ -329,7 +336,7 @@ class Run:
         if path is not None:
             self._sink.saved(self._epoch, path)
         self._told()
-        if self._meter is not None:
+        if self._meter is not None and not self._over():
             self._meter.epoch_begin()
         self._mark_s = time.perf_counter()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from penstock.core.trial import Config
 if TYPE_CHECKING:
     from penstock.train._loader import Loaded
     from penstock.train._loop import RunLike
+    from penstock.train._surrogate import Surrogate
 
 OWN_NAMES = frozenset({"batch_size", "clip_norm"})
 """Names of a configuration that the Task itself understands, beside those of model, optimizer and schedule."""
@@ -117,6 +119,8 @@ class Task:
         checkpoint_steps: Save every so many steps too, for epochs that take long.
     """
 
+    surrogate: Surrogate | None = None  # builds a narrow twin instead of the model: set by ``narrowed``
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -196,6 +200,30 @@ class Task:
     def __repr__(self) -> str:
         return f"Task({_name(self.model)}, {_name(self.optimizer)}, epochs={self.epochs})"
 
+    # ------------------------------------------------------------ narrow twins
+
+    def narrowed(self, shrink: Any) -> Task:
+        """This task on a narrow twin of its model, as ``pk.Shrink`` says."""
+        from penstock.train._surrogate import Surrogate
+
+        return self.at(Surrogate.of(self, shrink))
+
+    def at(self, surrogate: Surrogate | None) -> Task:
+        """This task with another twin; None: with the model as the factory makes it."""
+        other = copy.copy(self)
+        other.surrogate = surrogate
+        return other
+
+    def full(self) -> Task:
+        """This task on the full model, initialised and parametrized like its twin."""
+        return self if self.surrogate is None else self.at(self.surrogate.at(1))
+
+    def groups(self, model: Any, config: Config) -> list[Any]:
+        """The trainable parameters of a model, in groups where its twin needs several learning rates."""
+        if self.surrogate is not None:
+            return self.surrogate.groups(self, model, config)
+        return [p for p in model.parameters() if p.requires_grad]
+
     # ------------------------------------------------------------ what the loop asks for
 
     def load(self, device: Any) -> Loaded:
@@ -225,7 +253,11 @@ class Task:
         return {**self.defaults, **config}
 
     def build_model(self, config: Config) -> tuple[Any, set[str]]:
-        """The model, and the names of the configuration its factory looked at.
+        """The model or its twin, and the names of the configuration its factory looked at."""
+        return self.build_plain(config) if self.surrogate is None else self.surrogate.build(self, config)
+
+    def build_plain(self, config: Config) -> tuple[Any, set[str]]:
+        """The model as the factory makes it, and the names of the configuration it looked at.
 
         Raises:
             InvalidInput: The factory wants a name that the configuration lacks, or made something else.
@@ -302,10 +334,13 @@ class Task:
         if not parameters:
             raise InvalidInput(f"model={_name(self.model)} has no parameters to train.")
         try:
-            return make(parameters, **chosen), used
+            made = make(parameters, **chosen)
         except (TypeError, ValueError) as error:
             values = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
             raise InvalidInput(f"{_name(make)}({values}) refuses: {error}") from error
+        if self.surrogate is not None:
+            self.surrogate.scale(made)
+        return made, used
 
     def build_schedule(self, optimizer: Any, config: Config, *, steps: int) -> tuple[Any, bool, set[str]]:
         """The lr scheduler (or None), whether it is stepped per batch, and the names it took."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -61,12 +62,14 @@ class Settings:
         study: Marks the study's checkpoints, so that files of another one in the same folder are not taken for them.
         make_meter: Makes the meter of one trial from its devices, or None. Set by the room that meters. One that
             wants to know the configuration too has a method ``for_trial(devices, config)``.
+        choose_fusion: The planner's rule for the fusion count (``plan.choose_count``); None: nothing is measured.
     """
 
     files: Path | None
     objectives: tuple[str, ...]
     study: str = ""
     make_meter: Callable[[tuple[str, ...]], EpochMeter | None] | None = None
+    choose_fusion: Callable[..., Any] | None = None
 
 
 def seed_all(seed: int) -> None:
@@ -91,62 +94,111 @@ def execute(
     devices: tuple[str, ...] = ("cpu",),
     threads: int = 1,
     checkpoints: Checkpoints | None = None,
+    world: tuple[int, int, str] | None = None,
 ) -> End:
-    """Run one segment to its end, whatever the training function does short of killing the process."""
+    """Run one segment to its end, whatever the training function does short of killing the process.
+
+    ``world`` (rank, size, meeting file) makes this worker one of several that train it together.
+    """
     run: Run | None = None
+    crew = None
+    together = contextlib.ExitStack()
     meter = None
+    failure: BaseException | None = None
     try:
         if checkpoints is None:
-            checkpoints = _files_of(spec, settings)
-        meter = _meter_of(settings, spec, devices)
-        run = Run(
-            trial=spec.trial,
-            config=spec.config,
-            seed=spec.seed,
-            until=spec.until,
-            known=spec.known,
-            start=spec.start,
-            copy_from=spec.copy_from,
-            objectives=settings.objectives,
-            sink=sink,
+            checkpoints = files_of(spec, settings)
+        meter = meter_of(settings, spec, devices)
+        if world is not None:
+            from penstock.train._elastic import CrewMeter, CrewSink, ReadOnly, joined
+
+            crew = together.enter_context(joined(world, devices[0]))
+            sink = CrewSink(crew, sink)
+            meter = None if meter is None else CrewMeter(crew, meter)
+            checkpoints = checkpoints if crew.leads else ReadOnly(checkpoints)
+        run = make_run(
+            spec,
+            settings,
+            sink,
             checkpoints=checkpoints,
-            folder=None if settings.files is None else settings.files / "trials" / str(spec.trial),
             devices=devices,
             threads=threads,
             meter=meter,
-            options=spec.options,
+            crew=crew,
         )
+        if crew is not None:
+            crew.meet()  # all have found the same checkpoint before the lead writes the next
         if spec.until is None or run._epoch < spec.until:
             seed_all(spec.seed)
             if meter is not None:
                 meter.epoch_begin()
             run._finish(work(run))
-    except Unwind as unwind:
-        if run is None:
-            raise
-        if run._failure is not None:
-            return End("failed", run._epoch, run._failure, user_traceback(unwind, reason=run._failure))
-    except SystemExit as exit_:
-        epoch = 0 if run is None else run._epoch
-        reason = f"the training function called sys.exit({'' if exit_.code is None else repr(exit_.code)})"
-        return End("failed", epoch, reason[:_REASON_CHARS], user_traceback(exit_))
-    except Refused as refused:
-        reason = clean(refused.reason)[:_REASON_CHARS]
-        return End("failed", 0 if run is None else run._epoch, reason, clean(refused.detail)[-_ERROR_CHARS:])
     except BaseException as error:
-        epoch = 0 if run is None else run._epoch
-        if run is not None and run._failure is not None:  # the function turned our end into its own error
-            return End("failed", epoch, run._failure, user_traceback(error))
-        return End("failed", epoch, one_line(error), user_traceback(error))
+        if run is None and isinstance(error, Unwind):
+            raise
+        failure = error
     finally:
         if meter is not None:
             meter.close()
         if checkpoints is not None:
             checkpoints.discard()
-    return _verdict(run, spec)
+        together.close()
+    return conclude(run, spec, failure)
 
 
-def _meter_of(settings: Settings, spec: Spec, devices: tuple[str, ...]) -> EpochMeter | None:
+def make_run(
+    spec: Spec,
+    settings: Settings,
+    sink: Sink,
+    *,
+    checkpoints: Checkpoints,
+    devices: tuple[str, ...],
+    threads: int,
+    meter: EpochMeter | None,
+    crew: Any = None,
+) -> Run:
+    """The Run of a segment."""
+    return Run(
+        trial=spec.trial,
+        config=spec.config,
+        seed=spec.seed,
+        until=spec.until,
+        known=spec.known,
+        start=spec.start,
+        copy_from=spec.copy_from,
+        objectives=settings.objectives,
+        sink=sink,
+        checkpoints=checkpoints,
+        folder=None if settings.files is None else settings.files / "trials" / str(spec.trial),
+        devices=devices,
+        threads=threads,
+        meter=meter,
+        options=spec.options,
+        crew=crew,
+    )
+
+
+def conclude(run: Run | None, spec: Spec, error: BaseException | None) -> End:
+    """How a segment ended, from what its training function raised (None: it returned)."""
+    epoch = 0 if run is None else run._epoch
+    if error is None or isinstance(error, Unwind):
+        if run is None:
+            raise PenstockError("A segment without a run can't have ended well.")
+        if error is not None and run._failure is not None:
+            return End("failed", epoch, run._failure, user_traceback(error, reason=run._failure))
+        return _verdict(run, spec)
+    if isinstance(error, SystemExit):
+        reason = f"the training function called sys.exit({'' if error.code is None else repr(error.code)})"
+        return End("failed", epoch, reason[:_REASON_CHARS], user_traceback(error))
+    if isinstance(error, Refused):
+        return End("failed", epoch, clean(error.reason)[:_REASON_CHARS], clean(error.detail)[-_ERROR_CHARS:])
+    if run is not None and run._failure is not None:  # the function turned our end into its own error
+        return End("failed", epoch, run._failure, user_traceback(error))
+    return End("failed", epoch, one_line(error), user_traceback(error))
+
+
+def meter_of(settings: Settings, spec: Spec, devices: tuple[str, ...]) -> EpochMeter | None:
+    """The meter of a segment, or None."""
     make = settings.make_meter
     if make is None:
         return None
@@ -154,7 +206,8 @@ def _meter_of(settings: Settings, spec: Spec, devices: tuple[str, ...]) -> Epoch
     return make(devices) if for_trial is None else for_trial(devices, spec.config)
 
 
-def _files_of(spec: Spec, settings: Settings) -> FileCheckpoints:
+def files_of(spec: Spec, settings: Settings) -> FileCheckpoints:
+    """The checkpoints of a segment in the study's folder."""
     if settings.files is None:
         raise PenstockError("A worker without files needs checkpoints of another kind.")
     return FileCheckpoints(
@@ -201,15 +254,41 @@ def run_all(
     specs: Sequence[Spec],
     settings: Settings,
     sinks: Sequence[Sink],
+    tell: Callable[[int, End], None],
     *,
     devices: tuple[str, ...] = ("cpu",),
     threads: int = 1,
-) -> list[End]:
-    """Run the segments of one placement: one, or several one after another when ``work`` can't fuse them."""
-    return [
-        execute(work, spec, settings, sink, devices=devices, threads=threads)
-        for spec, sink in zip(specs, sinks, strict=True)
-    ]
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Run the segments of one placement: one, or several as one training where ``work`` is a Task.
+
+    Args:
+        work: The training function, Task or Command.
+        specs: The segments.
+        settings: The study's.
+        sinks: Where each segment's news goes.
+        tell: Called with a segment's number and how it ended, as soon as it has.
+        devices: Where to compute.
+        threads: CPU threads.
+        facts: What the planner says of the placement: its fusion count, or that it is to be measured; the executor:
+            which one this is of the workers that train it together.
+    """
+    if len(specs) > 1:
+        from penstock.train._task import Task
+
+        if isinstance(work, Task):
+            from penstock.train._fused_worker import run_fused
+
+            run_fused(work, specs, settings, sinks, tell, devices=devices, threads=threads, facts=facts)
+            return
+    for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
+        if "probe" in facts:
+            from penstock.train._probe import probe
+
+            tell(number, probe(work, spec, settings, sink, facts, devices=devices, threads=threads))
+            continue
+        world = facts.get("world")
+        tell(number, execute(work, spec, settings, sink, devices=devices, threads=threads, world=world))
 
 
 def one_line(error: BaseException) -> str:
@@ -260,4 +339,17 @@ def stamp(offset_s: float) -> float:
     return offset_s + time.monotonic()
 
 
-__all__ = ["End", "Settings", "Spec", "clean", "execute", "one_line", "run_all", "user_traceback"]
+__all__ = [
+    "End",
+    "Settings",
+    "Spec",
+    "clean",
+    "conclude",
+    "execute",
+    "files_of",
+    "make_run",
+    "meter_of",
+    "one_line",
+    "run_all",
+    "user_traceback",
+]

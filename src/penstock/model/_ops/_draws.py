@@ -87,7 +87,10 @@ class Draws:
     @contextmanager
     def lend(self, member: int) -> Iterator[None]:
         """Let torch's global generator be the member's."""
-        own, shared = self.generators[member], torch.default_generator
+        own = self.generators[member]
+        shared = torch.default_generator
+        if own.device.type == "cuda":
+            shared = torch.cuda.default_generators[own.device.index or 0]
         before = shared.get_state()
         shared.set_state(own.get_state())
         self.opaque = True

@@ -15,11 +15,36 @@ def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias`` for stacked tensors, members first."""
     count, width = x.shape[0], weight.shape[1]
     rows = x.reshape(count, -1, x.shape[-1])
-    if bias is None:
-        out = torch.bmm(rows, weight.transpose(1, 2))
+    if torch.is_autocast_enabled(x.device.type) or rows.dtype != weight.dtype:
+        wide = weight.transpose(1, 2)
+        out = torch.bmm(rows, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, wide)
     else:
-        out = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+        out = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return out.view(*x.shape[:-1], width)
+
+
+class _Linear(torch.autograd.Function):
+    """The batched product with a backward that gives the weight's gradient in the weight's own layout.
+
+    Left to autograd it comes transposed, and laying it out for the optimizer costs a copy of all weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        wide = weight.transpose(1, 2)
+        return torch.bmm(x, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, wide)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (g,) = gradients
+        x, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        return (
+            torch.bmm(g, weight) if needs[0] else None,
+            torch.bmm(g.transpose(1, 2), x) if needs[1] else None,
+            g.sum(1) if needs[2] else None,
+        )
 
 
 @rule(F.linear)

@@ -73,6 +73,30 @@ def _layer_norm(
     return members.wrap(out)
 
 
+@rule(F.group_norm, torch.group_norm)
+def _group_norm(
+    members: Members,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    """Every row is normalised by itself, so members are further rows; only scale and shift are their own."""
+    x = members.front(input)
+    if x is None or isinstance(eps, PerMember) or input.dim() < 2:
+        return NotImplemented
+    rows = x.reshape(-1, *x.shape[2:])
+    out = torch.group_norm(rows, num_groups, None, None, eps, cudnn_enabled).view(x.shape)
+    after = (1,) * (input.dim() - 2)
+    if weight is not None:
+        out = out * members.spread(weight).view(members.count, 1, -1, *after)
+    if bias is not None:
+        out = out + members.spread(bias).view(members.count, 1, -1, *after)
+    return members.wrap(out)
+
+
 def _aligned(members: Members, scale: Tensor | None, x: Tensor) -> Tensor | None:
     """A stacked affine parameter with 1s for the dimensions between the members and its own."""
     if scale is None:

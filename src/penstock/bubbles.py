@@ -1,0 +1,21 @@
+"""Bubbles of pipeline-parallel jobs: what a host job says of them, and trials that run in them (``pk.bubbles``)."""
+
+from penstock.plan._bubbles import BubbleSchedule, Guest, Interval, Lent, Pipeline, fitted_count, lend
+from penstock.plan._bubbles import squeeze as squeeze_pass
+from penstock.train._pausing import Gate, GuestUse, Host
+from penstock.train._pausing import squeeze_task as squeeze
+
+__all__ = [
+    "BubbleSchedule",
+    "Gate",
+    "Guest",
+    "GuestUse",
+    "Host",
+    "Interval",
+    "Lent",
+    "Pipeline",
+    "fitted_count",
+    "lend",
+    "squeeze",
+    "squeeze_pass",
+]

@@ -1,0 +1,567 @@
+"""A Ray actor's side of the Ray executor: it keeps one warm worker process on its node and passes messages on.
+
+The worker process is the local executor's, to the letter: a training that forks, hangs, holds the interpreter lock or
+takes its process down behaves alike in both. Ray is not imported here: the executor makes an actor of the class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, final
+
+from penstock.execute._machine import visible_gpus
+from penstock.train import _guardian
+from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
+from penstock.train._worker import Settings, clean
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from penstock.train._process import main
+main(sys.argv[2:])
+"""
+# Ray kills the children of an actor that it ends, but not theirs: what a training has started. So the guardian that
+# does must not be the actor's child; the pipe and the pidfd tell it of the actor's end.
+_GUARD = """
+import os, sys
+if os.fork():
+    os._exit(0)
+actor = int(sys.argv[1])
+os.getppid = lambda: actor
+sys.path.append(sys.argv[2])
+import _guardian
+_guardian.main()
+"""
+_GATHER_S = 0.002
+_FAREWELL_S = 0.5  # in which the death that made a lead fail shows
+TOKEN = ".penstock-driver"
+"""The file by which a node knows the driver's folder when it sees it."""
+
+
+def boot_id() -> str:
+    """What tells machines apart, and one machine from itself before a reboot; containers of one machine share it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an actor needs to know to serve a study.
+
+    Attributes:
+        name: The worker's, for its log.
+        settings: The study's, with the folder as the driver names it.
+        token: What stands in the folder's token file.
+        shared: Whether nodes see the driver's folder; None: look.
+        path: The driver's module search path.
+        argv: The driver's arguments.
+        cwd: The driver's folder.
+        machine: The driver's ``boot_id``.
+        threads: CPU threads of each worker process.
+        gpus: How many GPUs the actor has; Ray says which.
+        turn: Counts how often the actor was opened.
+        members: How many worker processes train a trial together, one per device.
+    """
+
+    name: str
+    settings: Settings
+    token: str
+    shared: bool | None
+    path: tuple[str, ...]
+    argv: tuple[str, ...]
+    cwd: str
+    machine: str
+    threads: int
+    gpus: int
+    turn: int = 0
+    members: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What an actor tells of itself.
+
+    Attributes:
+        machine: Its ``boot_id``.
+        shared: Whether it sees the driver's folder.
+        pid: Its process.
+        now_s: Its monotonic clock.
+        folder: On its node, for what is its own; empty for an actor with one worker process.
+    """
+
+    machine: str
+    shared: bool
+    pid: int
+    now_s: float
+    folder: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    turn: int
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    queue: socket.socket
+    queue_theirs: socket.socket
+    lifeline: int
+    pidfd: int | None
+    log: Path
+    log_from: int
+    inbox: bytearray
+    silent: bool = False  # at the end of its stream
+
+
+@final
+class Slot:
+    """One worker process, or a crew of them that trains a trial together on several devices.
+
+    Its methods are called by the executor alone, several at a time in threads of their own. Of a crew the lead's
+    messages are passed on; if one of its members dies, all of it does.
+
+    ``news`` gives, in order: ``("m", data)``, a pickled list of the worker's messages; ``("f", path, data)``, a file
+    of a folder the driver does not see; ``("d", code, last lines)``, the worker's death; ``("t", ticket, reason)``, a
+    segment that can't be begun here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._crew: tuple[_Child, ...] = ()  # the lead first
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._scratch: Path | None = None
+        self._files = Path()
+        self._shared = True
+        self._spilled: list[Path] = []
+        self._troubles: list[tuple[Any, ...]] = []
+        self._known: dict[str, tuple[int, int]] = {}
+        self._wake_r, self._wake_w = os.pipe()
+
+    # -- opening and closing ----------------------------------------------------------------------------
+
+    def open(self, order: Order, work: bytes) -> Opened:
+        """Start a worker process, in place of one that is there."""
+        self._bury()
+        files = order.settings.files
+        shared = order.shared
+        if shared is None:
+            shared = _sees(files, order.token)
+        self._shared = shared
+        self._files = files if shared and files is not None else self._own_folder()
+        self._known = {}
+        if self._guard is None:
+            folder = os.path.dirname(_guardian.__file__)
+            self._guard = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", _GUARD, str(os.getpid()), folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+            self._guard.wait()
+        here = order.machine == boot_id()
+        head = {
+            "path": _search_path(order.path, here=here),
+            "argv": list(order.argv),
+            "cwd": order.cwd if here or os.path.isdir(order.cwd) else os.getcwd(),
+            "offset_s": 0.0,  # the driver knows its own clock
+            "settings": replace(order.settings, files=self._files),
+        }
+        packed = pickle.dumps(head, protocol=5)
+        self._crew = tuple(self._spawn(order, rank, packed, work) for rank in range(order.members))
+        folder = str(self._own_folder()) if order.members > 1 else ""
+        return Opened(boot_id(), shared, os.getpid(), time.monotonic(), folder)
+
+    def _spawn(self, order: Order, rank: int, head: bytes, work: bytes) -> _Child:
+        log = self._files / "logs" / f"{order.name}{f'-{rank}' if rank else ''}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(order.threads))
+        if not order.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        elif order.members > 1:
+            environment["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"].split(",")[rank]
+        control, control_theirs = socket.socketpair()
+        kind = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
+        queue, queue_theirs = socket.socketpair(socket.AF_UNIX, kind)
+        queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_BYTES)
+        lifeline_theirs, lifeline = os.pipe()
+        try:
+            with _memory_file() as blob, _memory_file() as board, log.open("ab") as out:
+                blob.write(FRAME.pack(len(head)) + head)
+                blob.write(work)
+                blob.flush()
+                board.truncate(TICKET.size)
+                fds = (
+                    control_theirs.fileno(),
+                    queue_theirs.fileno(),
+                    lifeline_theirs,
+                    blob.fileno(),
+                    board.fileno(),
+                )
+                log_from = out.tell()
+                process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-c",
+                        _BOOT,
+                        str(Path(__file__).parents[2]),
+                        *map(str, fds),
+                        "0",
+                        str(os.getpid()),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=fds,
+                    start_new_session=True,
+                    env=environment,
+                )
+        finally:
+            control_theirs.close()
+            os.close(lifeline_theirs)
+        control.setblocking(False)
+        pidfd = None
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(process.pid)
+        self._tell_guard(b"+%d\n" % process.pid)
+        return _Child(
+            order.turn, process, control, queue, queue_theirs, lifeline, pidfd, log, log_from, bytearray()
+        )
+
+    def _own_folder(self) -> Path:
+        """A folder of the node's, for what the driver's can't hold."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
+        return self._scratch
+
+    def _tell_guard(self, line: bytes) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._guard.stdin.fileno(), line)
+
+    def _bury(self) -> list[int]:
+        """End the worker processes with all they have started; their exit codes."""
+        with self._lock:
+            crew, self._crew = self._crew, ()
+        if not crew:
+            return []
+        os.write(self._wake_w, b".")  # whoever waits for their news
+        _guardian.kill_sessions(
+            {child.process.pid for child in crew}
+        )  # before they are reaped and numbers used again
+        codes = []
+        for child in crew:
+            child.process.kill()
+            codes.append(child.process.wait())
+            self._tell_guard(b"-%d\n" % child.process.pid)
+            for sock in (child.control, child.queue, child.queue_theirs):
+                sock.close()
+            os.close(child.lifeline)
+            if child.pidfd is not None:
+                os.close(child.pidfd)
+        return codes
+
+    def close(self) -> None:
+        """End the worker process and leave nothing behind on the node."""
+        self._bury()
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
+            self._guard = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    # -- to the worker ----------------------------------------------------------------------------------
+
+    def take(
+        self, ticket: int, trials: tuple[int, ...], messages: tuple[bytes, ...], *files: tuple[str, bytes]
+    ) -> None:
+        """Begin a segment, by a message for each worker process.
+
+        ``files`` are those of the driver's folder it needs and this node does not see.
+        """
+        try:
+            if not self._shared:
+                self._lay_out(trials, files)
+            while self._spilled:
+                self._spilled.pop().unlink(missing_ok=True)
+            messages = tuple(
+                self._spill(f"{ticket}-{rank}", message) for rank, message in enumerate(messages)
+            )
+        except OSError as error:
+            self._troubles.append(("t", ticket, f"its node can't write its files: {error}"))
+            os.write(self._wake_w, b".")
+            return
+        with self._lock:
+            for child, message in zip(self._crew, messages, strict=False):
+                with contextlib.suppress(OSError):  # it is dead; the news tell
+                    child.queue.send(message)
+
+    def _spill(self, name: str, message: bytes) -> bytes:
+        """A message that is too long for the queue travels in a file."""
+        if len(message) <= MESSAGE_BYTES:
+            return message
+        path = self._own_folder() / f"{name}.pickle"
+        path.write_bytes(message)
+        self._spilled.append(path)
+        return SPILLED + os.fsencode(path)
+
+    def _lay_out(self, trials: tuple[int, ...], files: tuple[tuple[str, bytes], ...]) -> None:
+        """Make the trials' part of our own folder what the driver's is."""
+        for trial in trials:
+            for folder in ("checkpoints", "trials"):
+                shutil.rmtree(self._files / folder / str(trial), ignore_errors=True)
+        for name, data in files:
+            path = self._files / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        self._known = {}
+        for trial in trials:
+            self._changed(trial)
+
+    def stop(self, data: bytes) -> None:
+        """Pass a stop command on; a crew's lead tells the others."""
+        with self._lock:
+            if self._crew:
+                with contextlib.suppress(OSError):
+                    self._crew[0].control.sendall(FRAME.pack(len(data)) + data)
+
+    # -- from the worker --------------------------------------------------------------------------------
+
+    def news(self, turn: int, wait_s: float) -> list[tuple[Any, ...]]:
+        """What there is of the worker processes of that turn, or what comes within ``wait_s``."""
+        deadline_s = time.monotonic() + wait_s
+        found: list[tuple[Any, ...]] = []
+        while True:
+            crew = self._crew
+            if not crew or crew[0].turn != turn:
+                return found
+            dead = self._listen(crew, max(0.0, deadline_s - time.monotonic()), found)
+            if found and dead is None:
+                time.sleep(_GATHER_S)
+                dead = self._listen(crew, 0.0, found)
+            if dead is not None:
+                codes = self._bury()
+                found.append(("d", codes[crew.index(dead)] if codes else None, _tail(dead)))
+            if found or time.monotonic() >= deadline_s:
+                return found
+
+    def _listen(self, crew: tuple[_Child, ...], wait_s: float, found: list[tuple[Any, ...]]) -> _Child | None:
+        """Wait for something and add it to ``found``; the worker process that is dead, or None."""
+        poll = select.poll()
+        poll.register(self._wake_r, select.POLLIN)
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            for child in crew:
+                if not child.silent:
+                    poll.register(child.control, select.POLLIN)
+                if child.pidfd is not None:
+                    poll.register(child.pidfd, select.POLLIN)
+        most_s = 5.0 if all(child.pidfd is not None for child in crew) else 0.2
+        ready = {fd for fd, _ in poll.poll(1000 * min(wait_s, most_s))}
+        if self._wake_r in ready:
+            os.read(self._wake_r, 4096)
+        if self._crew is not crew:
+            return None
+        dead = next((child for child in crew if child.pidfd in ready or _is_over(child)), None)
+        troubles, self._troubles = self._troubles, []
+        found += troubles
+        for rank, child in enumerate(crew):
+            for data in _frames(child):
+                if len(crew) > 1:
+                    dead = self._of_crew(crew, rank, data, found) or dead
+                elif self._shared:
+                    found.append(("m", data))
+                else:
+                    found += self._with_files(data)
+        return dead
+
+    def _of_crew(
+        self, crew: tuple[_Child, ...], rank: int, data: bytes, found: list[tuple[Any, ...]]
+    ) -> _Child | None:
+        """Pass the lead's messages on, unless it failed because another member died: then that one, to be told."""
+        messages = pickle.loads(data)
+        if rank:
+            broken = [message for message in messages if message[0] == "x"]
+            if broken:
+                found.append(("m", pickle.dumps(broken, protocol=5)))
+            return None
+        if any(message[0] == "e" and message[4] == "failed" for message in messages):
+            deadline_s = time.monotonic() + _FAREWELL_S
+            while time.monotonic() < deadline_s:
+                dead = next((child for child in crew[1:] if _is_over(child)), None)
+                if dead is not None:
+                    data = pickle.dumps([m for m in messages if m[0] != "e"], protocol=5)
+                    found += [("m", data)] if self._shared else self._with_files(data)
+                    return dead
+                time.sleep(0.01)
+        found += [("m", data)] if self._shared else self._with_files(data)
+        return None
+
+    def _with_files(self, data: bytes) -> list[tuple[Any, ...]]:
+        """Messages with the files they tell of before them; a checkpoint that is gone already is not told of."""
+        found: list[tuple[Any, ...]] = []
+        messages = []
+        for message in pickle.loads(data):
+            if message[0] == "c":
+                try:
+                    found.append(("f", message[5], (self._files / message[5]).read_bytes()))
+                except OSError:
+                    continue
+            elif message[0] == "e":
+                trial = message[2]
+                for name in self._changed(trial):
+                    with contextlib.suppress(OSError):
+                        found.append(("f", name, (self._files / name).read_bytes()))
+                shutil.rmtree(self._files / "checkpoints" / str(trial), ignore_errors=True)
+            messages.append(message)
+        found.append(("m", pickle.dumps(messages, protocol=5)))
+        return found
+
+    def _changed(self, trial: int) -> list[str]:
+        """Files of the trial's own folder that were not there the last time, or not so."""
+        changed = []
+        for path in sorted((self._files / "trials" / str(trial)).rglob("*")):
+            with contextlib.suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    name = path.relative_to(self._files).as_posix()
+                    state = (path.stat().st_size, path.stat().st_mtime_ns)
+                    if self._known.get(name) != state:
+                        self._known[name] = state
+                        changed.append(name)
+        return changed
+
+
+def gpu_facts() -> list[tuple[str, int | None]]:
+    """Kind and memory of the node's GPUs. Runs on the node."""
+    return [(gpu.kind, gpu.memory_bytes) for gpu in visible_gpus()]
+
+
+def files_of(folder: Path, trial: int, named: str | None) -> list[str]:
+    """The files of the driver's folder that a segment of the trial may need, relative to it."""
+    names = {} if named is None else {named: None}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder / "checkpoints" / str(trial)):
+            if name.endswith(".ckpt"):
+                names[f"checkpoints/{trial}/{name}"] = None
+    for path in sorted((folder / "trials" / str(trial)).rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            names[path.relative_to(folder).as_posix()] = None
+    return list(names)
+
+
+def write_file(folder: Path, name: str, data: bytes) -> None:
+    """Put a file in its place, whole or not at all."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise OSError(f"{name!r} is outside the study's folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_bytes(data)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def how(code: int | None) -> str:
+    """How a process ended, from its exit code."""
+    if code is None:
+        return "it can't be reached"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _sees(files: Path | None, token: str) -> bool:
+    try:
+        return files is not None and (files / TOKEN).read_text() == token
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _search_path(theirs: tuple[str, ...], *, here: bool) -> list[str]:
+    """The driver's search path on its own machine; elsewhere ours, then what there is of the driver's."""
+    path = (
+        [*theirs, *sys.path] if here else [*sys.path, *(entry for entry in theirs if os.path.exists(entry))]
+    )
+    return list(dict.fromkeys(os.path.abspath(entry) if entry == "" else entry for entry in path))
+
+
+def _memory_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("penstock"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _frames(child: _Child) -> list[bytes]:
+    """All whole messages there are."""
+    while True:
+        try:
+            data = child.control.recv(1 << 18)
+        except (BlockingIOError, InterruptedError):
+            break
+        except OSError:
+            break
+        if not data:
+            child.silent = True
+            break
+        child.inbox += data
+    frames = []
+    position = 0
+    while len(child.inbox) - position >= FRAME.size:
+        (length,) = FRAME.unpack_from(child.inbox, position)
+        end = position + FRAME.size + length
+        if len(child.inbox) < end:
+            break
+        frames.append(bytes(child.inbox[position + FRAME.size : end]))
+        position = end
+    del child.inbox[:position]
+    return frames
+
+
+def _is_over(child: _Child) -> bool:
+    """Whether its process has ended; it is left to be reaped, so that its number stays its own."""
+    try:
+        return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except OSError:
+        return True
+
+
+def _tail(child: _Child) -> str:
+    """The last lines the worker wrote."""
+    try:
+        with child.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096, min(child.log_from, size)))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return clean("\n".join(lines[-20:]))

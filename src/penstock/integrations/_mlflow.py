@@ -1,0 +1,174 @@
+"""MLflow: a run per study, and below it one per trial."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunStatus, RunTag
+
+from penstock.core import StudyState, TrialRecord, TrialStatus
+from penstock.core.errors import InvalidInput
+from penstock.goal import Goal, metrics_of, ranked
+from penstock.integrations._listen import Listener
+from penstock.report import View
+
+_STATUS = {
+    TrialStatus.COMPLETED: RunStatus.FINISHED,
+    TrialStatus.STOPPED: RunStatus.KILLED,
+    TrialStatus.FAILED: RunStatus.FAILED,
+}
+_STUDY, _TRIAL = "penstock.study", "penstock.trial"
+_BATCH = 1000  # metrics in one call: MLflow takes no more
+
+
+@final
+class MLflowLogger(Listener):
+    """Logs a study to MLflow: ``study.run(view=MLflowLogger("digits"))``.
+
+    The study is a run of the experiment, each trial a run nested in it: its configuration as parameters, its metrics,
+    ``energy_j`` and ``train_s`` by epoch, its end as the run's status. The study's run has the best trial's
+    configuration and metrics, and the energy of all. Logged again (resumed, or by ``export`` after it ran), only what
+    is new is added.
+
+    Args:
+        experiment: The experiment's name; made if there is none.
+        tracking_uri: Of the server or database; None: as MLflow is set up (``MLFLOW_TRACKING_URI``).
+        tags: For all runs.
+        view: What to show meanwhile, as in ``Study.run``.
+    """
+
+    tool: ClassVar[str] = "MLflow"
+
+    def __init__(
+        self,
+        experiment: str = "penstock",
+        *,
+        tracking_uri: str | None = None,
+        tags: dict[str, str] | None = None,
+        view: str | View | None = None,
+    ) -> None:
+        super().__init__(view)
+        if not isinstance(experiment, str) or not experiment:
+            raise InvalidInput(f"experiment takes a name, got {experiment!r}.")
+        self._name = experiment
+        self._uri = tracking_uri
+        self._tags = dict(tags or {})
+        self._client: Any = None
+        self._experiment = ""
+        self._study = ""
+        self._runs: dict[int, str] = {}
+        self._logged: dict[int, int] = {}  # trial -> the last epoch logged
+        self._over: set[int] = set()
+
+    def _begin(self, name: str, goal: Goal, state: StudyState) -> None:
+        client = self._client = MlflowClient(tracking_uri=self._uri)
+        found = client.get_experiment_by_name(self._name)
+        self._experiment = client.create_experiment(self._name) if found is None else found.experiment_id
+        self._runs, self._logged, self._over = {}, {}, set()
+        # Its begin tells it from studies of the same name in other stores.
+        mark = f"{name} {state.first_s:.6f}" if state.first_s is not None else name
+        known = self._search(f"tags.`{_STUDY}` = '{_quoted(mark)}'")
+        if known:
+            self._study = known[0].info.run_id
+            client.update_run(self._study, status="RUNNING")
+            self._recall(goal)
+            return
+        tags = {**self._tags, _STUDY: mark, "penstock.goal": str(goal)}
+        self._study = client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
+
+    def _recall(self, goal: Goal) -> None:
+        """What was logged of the study before."""
+        for run in self._search(f"tags.`mlflow.parentRunId` = '{self._study}'"):
+            trial = int(run.data.tags[_TRIAL])
+            self._runs[trial] = run.info.run_id
+            key = next((metric for metric in goal.metrics if metric in run.data.metrics), "train_s")
+            history = self._client.get_metric_history(run.info.run_id, key)
+            self._logged[trial] = max((metric.step for metric in history), default=0)
+            if run.info.status != "RUNNING":
+                self._over.add(trial)
+
+    def _search(self, query: str) -> list[Any]:
+        runs: list[Any] = []
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], query, max_results=1000, page_token=token)
+            runs.extend(page)
+            token = page.token
+            if not token:
+                return runs
+
+    def _sync(self, record: TrialRecord) -> None:
+        client = self._client
+        over = record.status.is_end
+        if record.status is TrialStatus.WAITING or (record.id in self._over and over):
+            return
+        run = self._runs.get(record.id)
+        if run is None:
+            tags = {**self._tags, "mlflow.parentRunId": self._study, _TRIAL: str(record.id)}
+            run = client.create_run(
+                self._experiment,
+                start_time=_ms(record.started_s or record.created_s),
+                run_name=f"trial {record.id}",
+                tags=tags,
+            ).info.run_id
+            self._runs[record.id] = run
+            params = [Param(name, str(value)) for name, value in record.config.items()]
+            client.log_batch(run, params=params)
+        self._log(record, run)
+        if over:
+            told = [
+                RunTag("penstock.status", record.status.value),
+                RunTag("penstock.reason", record.reason[:5000]),
+            ]
+            if record.energy is not None:
+                told.append(RunTag("penstock.energy_source", str(record.energy.source)))
+            client.log_batch(run, tags=told)
+            status = RunStatus.to_string(_STATUS[record.status])
+            client.set_terminated(run, status=status, end_time=_ms(record.ended_s or 0.0))
+            self._over.add(record.id)
+
+    def _log(self, record: TrialRecord, run: str) -> None:
+        logged = self._logged.get(record.id, 0)
+        if record.epoch <= logged:
+            return
+        metrics: list[Metric] = []
+        for report in record.reports:
+            if report.epoch > logged:
+                values: dict[str, float] = dict(report.metrics)
+                if report.train_s is not None:
+                    values.setdefault("train_s", report.train_s)
+                if report.energy is not None:
+                    values.setdefault("energy_j", report.energy.joules)
+                at_ms = _ms(report.time_s)
+                metrics += [Metric(name, value, at_ms, report.epoch) for name, value in values.items()]
+        for begin in range(0, len(metrics), _BATCH):
+            self._client.log_batch(run, metrics=metrics[begin : begin + _BATCH])
+        self._logged[record.id] = record.epoch
+
+    def _finish(self, goal: Goal, state: StudyState) -> None:
+        at_ms = _ms(state.last_s)
+        metrics = [Metric("trials", state.counts.total, at_ms, 0), Metric("epochs", state.epochs, at_ms, 0)]
+        tags = []
+        if state.energy is not None:
+            metrics.append(Metric("energy_j", state.energy.joules, at_ms, 0))
+            tags.append(RunTag("penstock.energy_source", str(state.energy.source)))
+        best = next(iter(ranked(goal, state.trials.values())), None)
+        if best is not None:
+            metrics += [Metric(f"best.{name}", value, at_ms, 0) for name, value in metrics_of(best).items()]
+            # Tags, for a parameter of a run can't change, and a resumed study may find a better trial.
+            tags.append(RunTag("penstock.best_trial", str(best.id)))
+            tags += [RunTag(f"best.{name}", str(value)) for name, value in best.config.items()]
+        self._client.log_batch(self._study, metrics=metrics, tags=tags)
+        if state.closed is not None:
+            tags = [RunTag("penstock.closed", f"{state.closed.reason} {state.closed.detail}".strip())]
+            self._client.log_batch(self._study, tags=tags)
+            self._client.set_terminated(self._study, status="FINISHED", end_time=at_ms)
+
+
+def _ms(time_s: float) -> int:
+    return int(time_s * 1000)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "\\'")

@@ -1,0 +1,288 @@
+"""Optuna: a study written to an Optuna storage, and an Optuna study as a warm start."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.exceptions import ExperimentalWarning
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from penstock.core import StudyState, TrialRecord, TrialStatus
+from penstock.core.errors import InvalidInput, SpaceError, StoreCorrupt
+from penstock.goal import Goal, metrics_of
+from penstock.sample import TPE, Observation, Sampler, WarmStart
+from penstock.space import Choice, Domain, Float, Int, Space
+from penstock.store import open_store
+
+if TYPE_CHECKING:
+    from penstock.study import Study
+
+_NUMBER = "penstock:trial"
+_BEGAN = "penstock:began_s"
+_STATES = {
+    TrialStatus.WAITING: TrialState.WAITING,
+    TrialStatus.RUNNING: TrialState.RUNNING,
+    TrialStatus.PAUSED: TrialState.RUNNING,
+    TrialStatus.COMPLETED: TrialState.COMPLETE,
+    TrialStatus.STOPPED: TrialState.PRUNED,
+    TrialStatus.FAILED: TrialState.FAIL,
+}
+
+
+def export_optuna(
+    source: str | Path | Study,
+    storage: str | optuna.storages.BaseStorage,
+    *,
+    name: str | None = None,
+    study_name: str | None = None,
+) -> optuna.Study:
+    """Write a study, finished or running, to an Optuna storage, where ``optuna-dashboard`` and Optuna's plots read it.
+
+    Called again with the same study, it brings the export up to date: ended trials stay as they are, those that went
+    on get their new values, new ones are added. Reports of one objective are intermediate values. Energy, status and
+    other metrics are user attributes.
+
+    Args:
+        source: A store's path or URL, or a Study.
+        storage: Optuna's: ``"sqlite:///optuna.db"``, or a storage object.
+        name: The study's name in the store; None: the newest.
+        study_name: Its name there; None: the same.
+    """
+    found, goal, state, space = _read(source, name)
+    turned = [objective.maximize for objective in goal.objectives]
+    directions = [StudyDirection.MAXIMIZE if each else StudyDirection.MINIMIZE for each in turned]
+    study = optuna.create_study(
+        storage=storage, study_name=study_name or found, directions=directions, load_if_exists=True
+    )
+    if study.directions != directions:
+        have, wanted = ([each.name.lower() for each in some] for some in (study.directions, directions))
+        raise InvalidInput(
+            f"{study.study_name!r} in the Optuna storage is another study: it has {', '.join(have)}, this one "
+            f"{', '.join(wanted)}. Give study_name."
+        )
+    if not study.metric_names:
+        with warnings.catch_warnings():  # experimental since Optuna 3.2
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names([objective.metric for objective in goal.objectives])
+    known = {trial.user_attrs.get(_NUMBER): trial for trial in study.get_trials(deepcopy=False)}
+    if None in known or study.user_attrs.get(_BEGAN, state.first_s) != state.first_s:
+        raise InvalidInput(
+            f"{study.study_name!r} in the Optuna storage has trials of another study. Give study_name."
+        )
+    study.set_user_attr(_BEGAN, state.first_s)
+    if state.energy is not None:
+        study.set_user_attr("penstock:energy_j", state.energy.joules)
+        study.set_user_attr("penstock:energy_source", str(state.energy.source))
+    for record in state.trials.values():
+        old = known.get(record.id)
+        if old is None:
+            study.add_trial(_frozen(record, goal, space))
+        elif not old.state.is_finished():
+            _update(study, old, record, goal)
+    return study
+
+
+def _update(study: optuna.Study, old: FrozenTrial, record: TrialRecord, goal: Goal) -> None:
+    """Bring a trial that had not ended up to date."""
+    storage, key = study._storage, old._trial_id
+    if len(goal.objectives) == 1:
+        for epoch, value in _curve(record, goal).items():
+            if epoch not in old.intermediate_values:
+                storage.set_trial_intermediate_value(key, epoch, value)
+    for attribute, told in _attributes(record).items():
+        if old.user_attrs.get(attribute) != told:
+            storage.set_trial_user_attr(key, attribute, told)
+    state = _state_of(record, goal)
+    if state is not old.state:  # last: nothing of an ended trial can change
+        storage.set_trial_state_values(key, state, _values(record, goal) if state.is_finished() else None)
+
+
+def _read(source: str | Path | Study, name: str | None) -> tuple[str, Goal, StudyState, Space]:
+    if not isinstance(source, str | Path):
+        return source.name or "study", source.goal, source.state, source.space
+    store = open_store(source, write=False)
+    try:
+        entry = store.find(name)
+        state = StudyState()
+        try:
+            for _, event in store.read(entry.id):
+                state.apply(event)
+        except StoreCorrupt:
+            pass  # what precedes the damage is exported; "penstock report" says what it is
+        return entry.name, Goal.from_json(entry.spec["goal"]), state, Space.from_json(entry.spec["space"])
+    finally:
+        store.close()
+
+
+def _state_of(record: TrialRecord, goal: Goal) -> TrialState:
+    state = _STATES[record.status]
+    if state is TrialState.COMPLETE and goal.score(record) is None:
+        return TrialState.FAIL  # Optuna has no completed trial without values
+    if state is TrialState.PRUNED and len(goal.objectives) > 1:
+        return TrialState.COMPLETE if goal.score(record) is not None else TrialState.FAIL
+    return state
+
+
+def _values(record: TrialRecord, goal: Goal) -> list[float] | None:
+    values = goal.score(record)
+    if values is None or record.status is TrialStatus.FAILED:
+        return None
+    signed = zip(values, goal.objectives, strict=True)
+    return [-value if objective.maximize else value for value, objective in signed]
+
+
+def _curve(record: TrialRecord, goal: Goal) -> dict[int, float]:
+    metric = goal.objectives[0].metric
+    return {report.epoch: report.metrics[metric] for report in record.reports if metric in report.metrics}
+
+
+def _attributes(record: TrialRecord) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        _NUMBER: record.id,
+        "penstock:status": record.status.value,
+        "epochs": record.epoch,
+    }
+    told |= metrics_of(record)
+    if record.energy is not None:
+        told["penstock:energy_source"] = str(record.energy.source)
+    if record.reason:
+        told["penstock:reason"] = record.reason
+    return told
+
+
+def _frozen(record: TrialRecord, goal: Goal, space: Space) -> FrozenTrial:
+    state = _state_of(record, goal)
+    distributions = {name: _distribution(space[name]) for name in record.config}
+    params = {name: _param(space[name], value) for name, value in record.config.items()}
+    begun = datetime.fromtimestamp(record.started_s if record.started_s is not None else record.created_s)
+    ended = datetime.fromtimestamp(record.ended_s or record.created_s)
+    values = _values(record, goal) if state.is_finished() else None
+    return FrozenTrial(
+        number=-1,  # given by the storage
+        trial_id=-1,
+        state=state,
+        value=None,
+        values=values,
+        datetime_start=None if state is TrialState.WAITING else begun,
+        datetime_complete=ended if state.is_finished() else None,
+        params=params,
+        distributions=distributions,
+        user_attrs=_attributes(record),
+        system_attrs={},
+        intermediate_values=_curve(record, goal) if len(goal.objectives) == 1 else {},
+    )
+
+
+def _distribution(domain: Domain) -> BaseDistribution:
+    if isinstance(domain, Float):
+        top = domain.high if domain.count is None else domain.value_at(domain.count - 1)
+        return FloatDistribution(domain.low, top, log=domain.log, step=domain.step)
+    if isinstance(domain, Int):
+        top = domain.value_at(domain.count - 1)
+        return IntDistribution(domain.low, top, log=domain.log, step=domain.step or 1)
+    if isinstance(domain, Choice):
+        return CategoricalDistribution([_param(domain, value) for value in domain.values])
+    raise InvalidInput(f"Optuna has no counterpart of {domain!r}.")
+
+
+def _param(domain: Domain, value: Any) -> Any:
+    """A value as Optuna holds it: its choices can't be lists."""
+    return repr(value) if isinstance(domain, Choice) and isinstance(value, list) else value
+
+
+# --- the other way -------------------------------------------------------------------------------------------
+
+
+def import_optuna(
+    source: optuna.Study | str | optuna.storages.BaseStorage,
+    space: Space | Mapping[str, Domain],
+    *,
+    study_name: str | None = None,
+    first: int = 0,
+    then: Sampler | None = None,
+) -> WarmStart:
+    """A sampler that knows an Optuna study: ``Study(..., sampler=import_optuna("sqlite:///old.db", space))``.
+
+    Completed trials, and pruned ones at their last step, are told to ``then`` before its first proposal. The new
+    study must have the same objectives. Trials that are no configurations of ``space`` (a value outside, a parameter
+    missing) are left out; parameters that ``space`` does not have are ignored.
+
+    Args:
+        source: A study, or the storage it is in.
+        space: The new study's.
+        study_name: In the storage; None: the only one.
+        first: Run so many of the best configurations again first.
+        then: The sampler that follows; default TPE.
+
+    Raises:
+        InvalidInput: No trial of it is a configuration of the space.
+    """
+    study = source if isinstance(source, optuna.Study) else _load(source, study_name)
+    space = space if isinstance(space, Space) else Space(**space)
+    signs = [-1.0 if direction.name == "MAXIMIZE" else 1.0 for direction in study.directions]
+    observations: list[Observation] = []
+    reason = "it has no trials that ended with a value"
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state is TrialState.COMPLETE:
+            values = trial.values
+        elif trial.state is TrialState.PRUNED and trial.intermediate_values:
+            values = [trial.intermediate_values[max(trial.intermediate_values)]]
+        else:
+            continue
+        try:
+            config = _config(space, trial.params)
+        except SpaceError as error:
+            reason = f"the last one: {error}"
+            continue
+        turned = tuple(sign * value for sign, value in zip(signs, values, strict=True))
+        epoch = max(trial.intermediate_values, default=1)
+        observations.append(Observation(trial.number, config, turned, epoch, True))
+    if not observations:
+        raise InvalidInput(f"No trial of the Optuna study {study.study_name!r} fits the space; {reason}.")
+    best = sorted(observations, key=lambda told: told.values or ())[:first] if len(signs) == 1 else []
+    if first and len(signs) > 1:
+        numbers = {trial.number for trial in study.best_trials}
+        best = [told for told in observations if told.trial in numbers][:first]
+    return WarmStart([told.config for told in best], then=then or TPE(), observations=observations)
+
+
+def _load(storage: str | optuna.storages.BaseStorage, study_name: str | None) -> optuna.Study:
+    if study_name is None:
+        names = optuna.get_all_study_names(storage)
+        if len(names) != 1:
+            raise InvalidInput(
+                f"There are {len(names)} studies in the Optuna storage ({', '.join(names) or 'none'}): give study_name."
+            )
+        study_name = names[0]
+    try:
+        return optuna.load_study(study_name=study_name, storage=storage)
+    except KeyError as error:
+        names = optuna.get_all_study_names(storage)
+        raise InvalidInput(
+            f"There is no study {study_name!r} in the Optuna storage; it has {', '.join(names) or 'none'}."
+        ) from error
+
+
+def _config(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as a configuration; lists were written as text by ``export_optuna``."""
+    config: dict[str, Any] = {}
+    for name, value in params.items():
+        if name in space:
+            domain = space[name]
+            if isinstance(domain, Choice) and isinstance(value, str):
+                texts = {repr(each): each for each in domain.values if isinstance(each, list)}
+                value = texts.get(value, value)
+            config[name] = value
+    return space.validate(config)

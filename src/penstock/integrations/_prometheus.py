@@ -1,0 +1,177 @@
+"""Prometheus: the studies of a store as metrics, rendered as text, as an ASGI app, or by a server of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from penstock.core import StudyState, TrialStatus
+from penstock.core.errors import StoreCorrupt
+from penstock.energy import co2, grid
+from penstock.goal import Goal, metrics_of, ranked
+from penstock.store import StudyEntry, open_store
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A study as far as it was read."""
+
+    state: StudyState = field(default_factory=StudyState)
+    after: int = 0
+
+
+@final
+class StudyCollector(Collector):
+    """The studies of a store, for a Prometheus registry: ``registry.register(StudyCollector("study.db"))``.
+
+    Reads the journal, and only what is new of it at each scrape; writes nothing, unpickles nothing. May be asked from
+    any thread.
+
+    Args:
+        store: A store's path or URL.
+        name: Of one study; None: all of them.
+    """
+
+    def __init__(self, store: str | Path, name: str | None = None) -> None:
+        self._store = store
+        self._name = name
+        self._seen: dict[int, _Seen] = {}
+        self._lock = threading.Lock()
+
+    def describe(self) -> list[Any]:
+        """Nothing: what there is depends on the store."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics as they are now."""
+        with self._lock:
+            yield from _families(self._read())
+
+    def _read(self) -> list[tuple[StudyEntry, StudyState]]:
+        store = open_store(self._store, write=False)
+        try:
+            entries = store.studies() if self._name is None else [store.find(self._name)]
+            for entry in entries:
+                seen = self._seen.setdefault(entry.id, _Seen())
+                try:
+                    for number, event in store.read(entry.id, after=seen.after):
+                        seen.state.apply(event)
+                        seen.after = number
+                except StoreCorrupt:
+                    continue  # "penstock report" says what is wrong; what precedes it still counts
+            return [(entry, self._seen[entry.id].state) for entry in entries]
+        finally:
+            store.close()
+
+
+def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
+    trials = GaugeMetricFamily("penstock_trials", "Trials by status.", labels=["study", "status"])
+    epochs = CounterMetricFamily("penstock_epochs", "Epochs reported.", labels=["study"])
+    seconds = CounterMetricFamily("penstock_study_seconds", "Time of all sessions.", labels=["study"])
+    busy = CounterMetricFamily(
+        "penstock_train_seconds", "Time that epochs took on their devices.", labels=["study"]
+    )
+    joules = CounterMetricFamily("penstock_energy_joules", "Energy of all epochs metered.", labels=["study"])
+    source = GaugeMetricFamily(
+        "penstock_energy_source", "1 for the weakest source of the energy.", labels=["study", "source"]
+    )
+    grams = CounterMetricFamily("penstock_co2e_grams", "CO2e of that energy.", labels=["study"])
+    watts = GaugeMetricFamily(
+        "penstock_power_watts", "Draw of the running trials in their latest epochs.", labels=["study"]
+    )
+    best = GaugeMetricFamily("penstock_best", "Metrics of the best trial.", labels=["study", "metric"])
+    number = GaugeMetricFamily("penstock_best_trial", "Number of the best trial.", labels=["study"])
+    opened = GaugeMetricFamily(
+        "penstock_session_open", "1 if the last session has not been closed.", labels=["study"]
+    )
+    latest = GaugeMetricFamily(
+        "penstock_last_event_timestamp_seconds", "Time of the latest event.", labels=["study"]
+    )
+    for entry, state in studies:
+        name = [entry.name]
+        for status in TrialStatus:
+            trials.add_metric([entry.name, status.value], getattr(state.counts, status.value))
+        epochs.add_metric(name, state.epochs)
+        seconds.add_metric(name, state.spent_s)
+        busy.add_metric(name, sum(record.train_s for record in state.trials.values()))
+        if state.energy is not None:  # what was not metered is missing, never 0
+            joules.add_metric(name, state.energy.joules)
+            source.add_metric([entry.name, str(state.energy.source)], 1)
+            grams.add_metric(name, co2(state.energy, grid(entry.spec.get("region"))).value)
+        drawn = _watts(state)
+        if drawn is not None:
+            watts.add_metric(name, drawn)
+        found = next(iter(ranked(Goal.from_json(entry.spec["goal"]), state.trials.values())), None)
+        if found is not None:
+            number.add_metric(name, found.id)
+            for metric, value in metrics_of(found).items():
+                best.add_metric([entry.name, metric], value)
+        opened.add_metric(name, int(bool(state.sessions) and state.closed is None))
+        latest.add_metric(name, state.last_s)
+    return [
+        trials,
+        epochs,
+        seconds,
+        busy,
+        joules,
+        source,
+        grams,
+        watts,
+        best,
+        number,
+        opened,
+        latest,
+    ]
+
+
+def _watts(state: StudyState) -> float | None:
+    """Average watts of the running trials' latest metered epochs, added up; None where there are none."""
+    drawn = []
+    for record in state.trials.values():
+        if record.status is TrialStatus.RUNNING and record.reports:
+            report = record.reports[-1]
+            if report.energy is not None and report.train_s:
+                drawn.append(report.energy.joules / report.train_s)
+    return sum(drawn) if drawn else None
+
+
+def _registry(store: str | Path, name: str | None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(StudyCollector(store, name))
+    return registry
+
+
+def metrics_text(store: str | Path, name: str | None = None) -> str:
+    """The studies of a store in Prometheus's text format, for a file of the node exporter or a page of your own."""
+    text: bytes = generate_latest(_registry(store, name))
+    return text.decode()
+
+
+def metrics_app(store: str | Path, name: str | None = None) -> Callable[..., Any]:
+    """An ASGI app that serves the metrics; mount it where you like: ``Mount("/metrics", metrics_app("study.db"))``."""
+    app: Callable[..., Any] = make_asgi_app(_registry(store, name))
+    return app
+
+
+def serve_metrics(
+    store: str | Path, name: str | None = None, *, port: int = 9464, host: str = "127.0.0.1"
+) -> Callable[[], None]:
+    """Serve the metrics at ``http://host:port/metrics`` from a thread, until the returned function is called.
+
+    Anybody who reaches the port reads them: names of studies and metrics, no configurations.
+    """
+    server, thread = start_http_server(port, host, _registry(store, name))
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

@@ -1,0 +1,139 @@
+"""Hugging Face Transformers: a callback that makes a Trainer's train a trial, or meters it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from transformers import TrainerCallback
+
+from penstock.core import Measurement
+from penstock.energy import LimitReport, LimitRule, Sensor
+from penstock.integrations._training import Names, Training, packed, unpacked
+from penstock.train import Run
+
+
+@final
+class TransformersCallback(TrainerCallback):
+    """Joins a Transformers ``Trainer`` to Penstock: ``Trainer(..., callbacks=[TransformersCallback(run)])``.
+
+    With the ``run`` of a training function, every evaluation is a report (``eval_strategy="epoch"`` makes it one per
+    epoch; without evaluations every log of the training loss is one), the study meters the time between, and the
+    training ends when the trial's budget does or the study stops it::
+
+        def train(run):
+            callback = TransformersCallback(run, metrics={"eval_loss": "loss"})
+            arguments = TrainingArguments(output_dir=str(run.folder), eval_strategy="epoch", save_strategy="epoch", ...)
+            trainer = Trainer(model, arguments, ..., callbacks=[callback])
+            trainer.train(resume_from_checkpoint=callback.resume_from)
+
+    Where the Trainer saves when it evaluates, what it saved is the trial's checkpoint, and a promoted or retried trial
+    goes on from ``resume_from``.
+
+    Without a run it meters each such stretch and, with ``power_limit``, finds and sets the GPUs' best power limit.
+
+    Args:
+        run: The trial; None: only energy and power limit.
+        metrics: Which metrics to report: names, or the study's names by the Trainer's; None: all numbers there are.
+        checkpoint: Keep what the Trainer saves as the trial's checkpoint.
+        power_limit: A rule such as ``EtaCost(0.5)``, without a run; within a study give it to the Study.
+        cache: A file that keeps power profiles for the next training.
+        sensors: What to meter, without a run; None: what there is.
+    """
+
+    def __init__(
+        self,
+        run: Run | None = None,
+        *,
+        metrics: Names = None,
+        checkpoint: bool = True,
+        power_limit: LimitRule | None = None,
+        cache: str | Path | None = None,
+        sensors: Sequence[Sensor] | None = None,
+        limiter_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._training = Training(run, metrics, power_limit, cache, sensors, limiter_options)
+        self._checkpoint = checkpoint and run is not None
+        self._waiting: dict[str, Any] | None = None  # metrics whose report waits for the Trainer to save
+
+    @property
+    def resume_from(self) -> str | None:
+        """What ``Trainer.train(resume_from_checkpoint=...)`` goes on from: the trial's checkpoint, or None."""
+        run = self._training.run
+        state = None if run is None else run.load()
+        if run is None or state is None:
+            return None
+        return str(unpacked(state["transformers"], run.folder / "resume"))
+
+    @property
+    def energies(self) -> list[Measurement | None]:
+        """Without a run: what each stretch drew; None where it can't be told."""
+        return list(self._training.energies)
+
+    @property
+    def energy(self) -> Measurement | None:
+        """Without a run: what all of them drew."""
+        return self._training.energy
+
+    @property
+    def limits(self) -> LimitReport | None:
+        """Without a run: what was found out about power limits."""
+        return self._training.limits
+
+    # --- called by Transformers ------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Begin to meter."""
+        model = more.get("model")
+        self._waiting = None
+        self._training.begin(task=type(model).__name__, batch_size=_batch_size(args))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Tell of an iteration."""
+        self._training.iteration(_batch_size(args))
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        """Report, where nothing is evaluated."""
+        if args.eval_strategy == "no" and logs and "loss" in logs and state.global_step:
+            self._close(logs, args, state, control)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        """Report."""
+        if args.eval_strategy != "no" and metrics and state.global_step:
+            logged: dict[str, Any] = next(
+                (entry for entry in reversed(state.log_history) if "loss" in entry), {}
+            )
+            self._close({**logged, **metrics}, args, state, control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Make the report that waited for the checkpoint."""
+        metrics, self._waiting = self._waiting, None
+        if metrics is not None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            self._report(metrics, control, folder if folder.is_dir() else None)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Restore the power limits."""
+        if self._waiting is not None:
+            self._report(self._waiting, control, None)
+        self._training.end()
+
+    def _close(self, metrics: dict[str, Any], args: Any, state: Any, control: Any) -> None:
+        if self._checkpoint and control.should_save:
+            self._waiting = metrics  # the Trainer saves after it has evaluated
+            return
+        self._report(metrics, control, None)
+
+    def _report(self, metrics: dict[str, Any], control: Any, folder: Path | None) -> None:
+        self._training.report(metrics, None if folder is None else (lambda: {"transformers": packed(folder)}))
+        if self._training.stop_asked:
+            control.should_training_stop = True
+
+
+def _batch_size(args: Any) -> int:
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)

@@ -1,0 +1,288 @@
+"""A report in one file: HTML without scripts, Markdown, JSON, or a picture."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import InvalidInput
+from penstock.report import views
+from penstock.report._draw import draw, pyplot
+from penstock.report._journal import fold_journal
+from penstock.report.views import Figure, Folded, Options
+from penstock.report.views._words import duration, energy, number
+
+FORMATS = (".html", ".md", ".json", ".png")
+_TOP = 20
+
+
+def write_report(store: str | Path, target: str | Path, name: str | None = None) -> Path:
+    """Write a study's report; the file's ending says which kind.
+
+    Args:
+        store: A path or URL.
+        target: ``report.html`` (self-contained, no scripts), ``.md``, ``.json`` or ``.png``.
+        name: The study's name; None: the newest.
+
+    Raises:
+        InvalidInput: Another ending, or the file can't be written.
+        MissingDependency: Plots need matplotlib.
+    """
+    path = Path(target)
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise InvalidInput(f"A report ends in {', '.join(FORMATS)}; got {path.name!r}.")
+    folded, jobs = fold_journal(store, name)
+    if kind == ".json":
+        content = json.dumps(report_json(folded, jobs), indent=1, allow_nan=False, default=str).encode()
+    elif kind == ".md":
+        content = report_markdown(folded, jobs).encode()
+    elif kind == ".html":
+        content = report_html(folded, jobs).encode("utf-8", "replace")
+    else:
+        content = report_png(folded, jobs)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InvalidInput(f"Can't write {str(path)!r}: {error.strerror}.") from error
+    return path
+
+
+def report_json(folded: Folded, jobs: Mapping[str, Any]) -> dict[str, Any]:
+    """All views as data."""
+    return {
+        "overview": views.overview(folded),
+        "history": views.history(folded),
+        "curves": views.curves(folded),
+        "table": views.table(folded, Options(limit=1000)),
+        "pareto": views.pareto(folded),
+        "importance": views.importance(views.importance_input(folded)),
+        "parallel": views.parallel(folded),
+        "devices": views.devices(folded),
+        "power": views.power(folded),
+        "sm2": views.sm2(folded),
+        "limits": views.limits(folded),
+        "recurring": [views.recurring(name, value or {}) for name, value in jobs.items()],
+        "log": views.log(folded),
+    }
+
+
+def figures(folded: Folded, jobs: Mapping[str, Any]) -> list[tuple[str, str, Figure]]:
+    """Title, caption and figure of every view that has something to show."""
+    found: list[tuple[str, str, Figure]] = []
+    history = views.history(folded)
+    found.append(
+        ("History", "Every trial at its latest report, and the best so far.", views.history_figure(history))
+    )
+    curves = views.curves(folded)
+    shown = f"{len(curves['curves']):,} of {curves['total']:,} trials."
+    found.append(("Learning curves", shown, views.curves_figure(curves)))
+    pareto = views.pareto(folded)
+    caption = f"On the front is who no other trial beats in {', '.join(pareto['axes'])}."
+    found.append(("Pareto front", caption, views.pareto_figure(pareto)))
+    importance = views.importance(views.importance_input(folded))
+    caption = f"{importance['method']} over {importance['trials']:,} trials."
+    found.append(("Importance", caption, views.importance_figure(importance)))
+    parallel = views.parallel(folded)
+    found.append(
+        ("Parallel coordinates", f"{len(parallel['lines']):,} trials.", views.parallel_figure(parallel))
+    )
+    devices = views.devices(folded)
+    found.append(("Devices", f"{devices['total']:,} segments.", views.devices_figure(devices)))
+    power = views.power(folded)
+    found.append(("Power limits", "Relative to the highest limit.", views.power_figure(power)))
+    rounds = views.sm2(folded)
+    if rounds is not None:
+        found.append(
+            ("SM2 rounds", f"alpha {rounds['alpha']:g}, beta {rounds['beta']:g}.", views.sm2_figure(rounds))
+        )
+    found.append(("Limits", "Dashed: the limits.", views.limits_figure(views.limits(folded))))
+    for name, value in jobs.items():
+        costs, beliefs = views.recurring_figures(views.recurring(name, value or {}))
+        found += [(f"Recurring job {name}", "Cost of each run.", costs), (f"Beliefs of {name}", "", beliefs)]
+    return [each for each in found if each[2]["data"]]
+
+
+def headline(folded: Folded) -> list[tuple[str, str]]:
+    """What was found and what it cost, as pairs of words."""
+    told = views.overview(folded)
+    rows = [("goal", told["goal"])]
+    if told["best"] is not None:
+        metrics = {o["metric"]: told["best"]["metrics"].get(o["metric"]) for o in told["objectives"]}
+        best = ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+        rows.append(("best", f"{best} (trial {told['best']['trial']}, {told['best']['epochs']} epochs)"))
+        config = ", ".join(f"{key} = {number(value)}" for key, value in told["best"]["config"].items())
+        rows.append(("configuration", config))
+    counts = [f"{told['trials'][s]:,} {s}" for s in told["trials"] if s != "total" and told["trials"][s]]
+    rows.append(("trials", f"{told['trials']['total']:,}: {', '.join(counts) or 'none yet'}"))
+    rows.append(("time", f"{duration(told['spent_s'])}, {duration(told['busy_s'])} of training"))
+    rows.append(("energy", "not metered" if told["energy"] is None else told["energy"]["text"]))
+    if told["co2"] is not None:
+        where = (
+            "world average, no region given"
+            if told["grid"]["assumed"]
+            else f"grid of {told['grid']['region']}"
+        )
+        rows.append(("CO2e", f"{told['co2']['text']} ({where})"))
+    if told["cost"] is not None:
+        rows.append(("money", told["cost"]["text"]))
+    if told["saved"] is not None:
+        saved = told["saved"]
+        joules = None if saved["energy"] is None else saved["energy"]["value"]
+        less = f"{energy(joules)}, " if joules is not None else ""
+        rows.append(("saved", f"{less}{saved['epochs']:,} epochs against {saved['baseline']} (estimated)"))
+    rows.append(("scheduler", told["scheduler"]))
+    if told["ended"] is not None:
+        rows.append(("ended", ": ".join(filter(None, (told["ended"]["reason"], told["ended"]["detail"])))))
+    if told["problem"]:
+        rows.append(("problem", told["problem"]))
+    return [(name, str(text)) for name, text in rows]
+
+
+def report_html(folded: Folded, jobs: Mapping[str, Any]) -> str:
+    """One file: text, tables and pictures within it; no scripts, nothing loaded from elsewhere."""
+    said = html.escape
+    parts = [f"<h1>{said(folded.name)}</h1>", "<table class=pairs>"]
+    parts += [f"<tr><th>{said(name)}</th><td>{said(text)}</td></tr>" for name, text in headline(folded)]
+    parts.append("</table>")
+    for title, caption, figure in figures(folded, jobs):
+        picture = base64.b64encode(_picture([(title, figure)], 9.5)).decode()
+        parts.append(
+            f"<h2>{said(title)}</h2><img alt='{said(title, quote=True)}' src='data:image/png;base64,{picture}'>"
+            f"<p>{said(caption)}</p>"
+        )
+    columns, rows = _best_rows(folded)
+    head = "".join(f"<th>{said(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{said(number(value))}</td>" for value in row) + "</tr>" for row in rows
+    )
+    parts.append(f"<h2>Best trials</h2><div class=wide><table><tr>{head}</tr>{body}</table></div>")
+    return _PAGE.format(title=said(folded.name), body="\n".join(parts))
+
+
+def fragment(folded: Folded) -> str:
+    """The headline as a table, for notebooks; everything escaped."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for name, text in headline(folded)
+    )
+    return f"<div><b>study {html.escape(folded.name)}</b><table>{rows}</table></div>"
+
+
+def report_markdown(folded: Folded, jobs: Mapping[str, Any]) -> str:
+    """Headline and tables as Markdown, without pictures."""
+    lines = [f"# {_cell(folded.name)}", "", "| | |", "|---|---|"]
+    lines += [f"| {_cell(name)} | {_cell(text)} |" for name, text in headline(folded)]
+    columns, rows = _best_rows(folded)
+    lines += ["", "## Best trials", "", f"| {' | '.join(map(_cell, columns))} |", "|---" * len(columns) + "|"]
+    lines += [f"| {' | '.join(_cell(number(value)) for value in row)} |" for row in rows]
+    found = views.importance(views.importance_input(folded))
+    if found["importance"]:
+        lines += [
+            "",
+            f"## Importance for {_cell(found['metric'])} ({found['method']})",
+            "",
+            "| | |",
+            "|---|---|",
+        ]
+        lines += [f"| {_cell(name)} | {value:.1%} |" for name, value in found["importance"].items()]
+    devices = views.devices(folded)["devices"]
+    if devices:
+        lines += ["", "## Devices", "", "| device | busy | of the sessions | segments |", "|---|---|---|---|"]
+        for row in devices:
+            used = f"{row['utilisation'] or 0:.0%}"
+            lines.append(
+                f"| {_cell(row['device'])} | {duration(row['busy_s'])} | {used} | {row['segments']:,} |"
+            )
+    for name, value in jobs.items():
+        told = views.recurring(name, value or {})
+        lines += ["", f"## Recurring job {_cell(name)}", "", "| batch size | runs | reached | mean cost, J |"]
+        lines.append("|---|---|---|---|")
+        lines += [
+            f"| {arm['batch_size']} | {arm['runs']} | {arm['reached']} | {number(arm['mean'])} |"
+            for arm in told["arms"]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def report_png(folded: Folded, jobs: Mapping[str, Any]) -> bytes:
+    """All figures in one picture under the headline."""
+    head = "\n".join(f"{name}: {_cut(text)}" for name, text in headline(folded))
+    return _picture(
+        [(title, each) for title, _, each in figures(folded, jobs)], 14.0, f"{folded.name}\n{head}"
+    )
+
+
+def _picture(shown: list[tuple[str, Figure]], width: float, head: str = "") -> bytes:
+    plt = pyplot()
+    columns = 1 if len(shown) == 1 else 2
+    rows = max(1, math.ceil(len(shown) / columns))
+    top = 0.3 + 0.2 * (head.count("\n") + 1) if head else 0.0
+    height = rows * (4.0 if columns == 1 else 3.8) + top
+    drawn = plt.figure(figsize=(width, height), layout="constrained")
+    try:
+        panels = drawn.subfigures(2, 1, height_ratios=[top, height - top]) if head else [None, drawn]
+        if head:
+            panels[0].text(0.01, 0.95, head.replace("$", r"\$"), va="top", fontsize=10, wrap=True)
+        if shown:
+            axes = panels[1].subplots(rows, columns, squeeze=False)
+            places = [one for row in axes for one in row]
+            for place, (title, figure) in zip(places, shown, strict=False):
+                draw(figure, place)
+                if head:
+                    place.set_title(title.replace("$", r"\$"), fontsize=11, loc="left")
+            for place in places[len(shown) :]:
+                place.set_visible(False)
+        buffer = io.BytesIO()
+        drawn.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
+    finally:
+        plt.close(drawn)
+
+
+def _best_rows(folded: Folded) -> tuple[list[str], list[list[Any]]]:
+    objective = folded.goal.objectives[0]
+    options = Options(limit=_TOP, filter="status != failed", descending=objective.maximize)
+    columns = views.table(folded, Options(limit=1))["columns"]
+    for name in (objective.metric, f"metric.{objective.metric}"):
+        if name in columns:
+            page = views.table(
+                folded,
+                Options(limit=_TOP, filter=options.filter, sort=name, descending=objective.maximize),
+            )
+            return page["columns"], page["rows"]
+    page = views.table(folded, options)
+    return page["columns"], page["rows"]
+
+
+def _cell(text: str) -> str:
+    """Text within a Markdown table: no pipes, line ends or markup of the user's."""
+    escaped = html.escape(text, quote=False).replace("|", "\\|").replace("\n", " ").replace("\r", " ")
+    return escaped.replace("`", "\\`").replace("[", "\\[").replace("*", "\\*").replace("_", "\\_")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 180 else text[:177] + "..."
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 24px auto; padding: 0 16px; color: #1b1f24; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid #e3e6ea; vertical-align: top; }}
+td {{ overflow-wrap: anywhere; }} .wide {{ overflow-x: auto; font-size: 13px; }} .wide td {{ white-space: nowrap; }}
+img {{ max-width: 100%; height: auto; }} p {{ color: #5a6370; margin: 0 0 18px; }}
+</style></head><body>
+{body}
+</body></html>
+"""

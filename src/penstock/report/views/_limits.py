@@ -1,0 +1,178 @@
+"""The constraint map: predicted and measured power, memory and the like against the study's limits (HyperPower)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from penstock.core import TrialRecord
+from penstock.core.errors import InvalidInput
+from penstock.core.state import VIOLATED
+from penstock.goal import Limit, metrics_of
+from penstock.report.views._fold import Folded, clean
+from penstock.report.views._style import BLUE, ORANGE, RED, Figure, axis, figure
+from penstock.report.views._thin import spaced
+
+POINTS = 2_000
+TOPIC = "prediction"
+"""Notes of a trial with its predicted quantities: ``{"power_w": 85.0}`` or ``{"power_w": [85.0, 2.5]}`` with the
+standard deviation."""
+
+
+def limits(folded: Folded) -> dict[str, Any]:
+    """Of every trial the predicted and the measured value of each limited quantity, and whether it keeps the limit."""
+    found = limits_of(folded.spec)
+    predicted = predictions(folded)
+    quantities = []
+    for limit in found:
+        rows = []
+        for record in folded.state.trials.values():
+            mean, std = predicted.get(record.id, {}).get(limit.name, (None, None))
+            measured = measured_of(record, limit.name)
+            if mean is None and measured is None:
+                continue
+            value = measured if measured is not None else mean
+            rows.append(
+                {
+                    "trial": record.id,
+                    "predicted": mean,
+                    "std": std,
+                    "measured": measured,
+                    "holds": value is not None and not math.isnan(value) and limit.holds(value),
+                }
+            )
+        quantities.append(
+            {
+                "quantity": limit.name,
+                "unit": limit.quantity.unit,
+                "bound": limit.bound,
+                "at_most": limit.at_most,
+                "text": str(limit),
+                "rows": rows,
+                "violations": sum(not row["holds"] for row in rows),
+                "measured": sum(row["measured"] is not None for row in rows),
+            }
+        )
+    cleaned: dict[str, Any] = clean({"limits": quantities})
+    return cleaned
+
+
+def limits_figure(data: dict[str, Any]) -> Figure:
+    """Two limits: a map with one on each axis and the allowed corner; otherwise the first one over the trials."""
+    given = [each for each in data["limits"] if each["rows"]]
+    if not given:
+        return figure([], axis(""), axis(""))
+    first, second = given[0], given[1] if len(given) > 1 else None
+    if second is not None:
+        others = {row["trial"]: row for row in second["rows"]}
+        pairs = [(row, others[row["trial"]]) for row in first["rows"] if row["trial"] in others]
+        points = [(_value(a), _value(b), a["trial"], a["holds"] and b["holds"], a, b) for a, b in pairs]
+    else:
+        points = [(row["trial"], _value(row), row["trial"], row["holds"], row, None) for row in first["rows"]]
+    shown = _few(points)
+    traces: list[dict[str, Any]] = []
+    for holds, colour, name in ((True, BLUE, "keeps the limits"), (False, RED, "violates one")):
+        kept = [point for point in shown if point[3] is holds]
+        if kept:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": [point[0] for point in kept],
+                    "y": [point[1] for point in kept],
+                    "customdata": [point[2] for point in kept],
+                    "marker": {
+                        "size": 8,
+                        "opacity": 0.75,
+                        "color": colour,
+                        "symbol": [_symbol(point[4]) for point in kept],
+                    },
+                    "hovertemplate": "trial %{customdata}: %{x:.4g}, %{y:.4g}<extra></extra>",
+                }
+            )
+    shapes = [_line("y" if second is None else "x", first["bound"])]
+    if second is not None:
+        shapes.append(_line("y", second["bound"]))
+    x = axis("trial") if second is None else axis(_title(first))
+    y = axis(_title(first if second is None else second))
+    return figure(traces, x, y, shapes=shapes)
+
+
+def _few(points: list[Any]) -> list[Any]:
+    """At most so many marks as a browser draws quickly, those that violate a limit first."""
+    bad = [point for point in points if not point[3]]
+    good = [point for point in points if point[3]]
+    bad = [bad[i] for i in spaced(len(bad), POINTS // 2)]
+    return bad + [good[i] for i in spaced(len(good), POINTS - len(bad))]
+
+
+def limits_of(spec: Mapping[str, Any]) -> list[Limit]:
+    """The limits that a study's spec names, its own or its sampler's."""
+    for holder in (spec, spec.get("sampler")):
+        given = holder.get("limits") if isinstance(holder, Mapping) else None
+        if isinstance(given, Mapping):  # as a Gate writes them
+            given = given.get("limits")
+        if given:
+            try:
+                return [Limit.from_json(entry) for entry in given]
+            except (KeyError, TypeError, ValueError, InvalidInput):
+                return []
+    return []
+
+
+def measured_of(record: TrialRecord, name: str) -> float | None:
+    """What was measured of a trial: its latest metric of that name; of ``epoch_s`` and ``epoch_j``, the mean."""
+    found = metrics_of(record).get(name)
+    if found is None and name == "epoch_s":
+        found = _mean([report.train_s for report in record.reports if report.train_s is not None])
+    if found is None and name == "epoch_j":
+        found = _mean([report.energy.joules for report in record.reports if report.energy is not None])
+    return found
+
+
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def predictions(folded: Folded) -> dict[int, dict[str, tuple[float, float | None]]]:
+    """By trial, what was predicted of it before it began: mean and standard deviation."""
+    found: dict[int, dict[str, tuple[float, float | None]]] = {}
+    for note in folded.state.notes:
+        if note.trial is None:
+            continue
+        if note.topic == VIOLATED and isinstance(note.data.get("predicted"), int | float):
+            told = found.setdefault(note.trial, {})
+            told.setdefault(str(note.data["quantity"]), (float(note.data["predicted"]), None))
+        if note.topic != TOPIC:
+            continue
+        for name, value in note.data.items():
+            pair = value if isinstance(value, list | tuple) else [value, None]
+            if pair and isinstance(pair[0], int | float):
+                found.setdefault(note.trial, {})[name] = (
+                    float(pair[0]),
+                    float(pair[1]) if len(pair) > 1 and isinstance(pair[1], int | float) else None,
+                )
+    return found
+
+
+def _value(row: dict[str, Any]) -> float | None:
+    value: float | None = row["measured"] if row["measured"] is not None else row["predicted"]
+    return value
+
+
+def _symbol(row: dict[str, Any]) -> str:
+    return "circle" if row["measured"] is not None else "circle-open"
+
+
+def _title(limit: dict[str, Any]) -> str:
+    return f"{limit['quantity']}, {limit['unit']}" if limit["unit"] else str(limit["quantity"])
+
+
+def _line(direction: str, at: float) -> dict[str, Any]:
+    ends = {"x0": 0, "x1": 1, "y0": at, "y1": at, "xref": "paper", "yref": "y"}
+    if direction == "x":
+        ends = {"x0": at, "x1": at, "y0": 0, "y1": 1, "xref": "x", "yref": "paper"}
+    return {"type": "line", **ends, "line": {"color": ORANGE, "width": 2, "dash": "dash"}}

@@ -1,0 +1,149 @@
+"""Recurring jobs: what was decided and what it cost, run by run, and what is believed of every batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.report.views._fold import clean
+from penstock.report.views._style import BLUE, GREY, ORANGE, RED, Figure, axis, figure
+from penstock.report.views._words import duration, energy
+from penstock.sample._bandit import posterior
+
+PREFIX = "recurring/"
+
+
+def recurring(name: str, value: Mapping[str, Any], *, eta: float = 0.5) -> dict[str, Any]:
+    """A job's history from what its store keeps under ``recurring/NAME``.
+
+    Costs are Zeus's Eq. 2 with ``eta``, which the store does not keep, and MAXPOWER from the largest power limit
+    that was profiled, or else the first run's draw. The belief in a batch size's mean cost is the posterior of the runs
+    that reached the target (Zeus Alg. 2, flat prior).
+    """
+    decisions: dict[int, Mapping[str, Any]] = {}
+    results: dict[int, Mapping[str, Any]] = {}
+    given_up: set[int] = set()
+    limits: set[float] = set()
+    for record in value.get("records", []):
+        if "d" in record:
+            decisions[int(record["d"]["n"])] = record["d"]
+            limits |= {float(limit) for limit in record["d"].get("profile", ())}
+        elif "r" in record:
+            results.setdefault(int(record["r"]["n"]), record["r"])
+        elif "x" in record:
+            given_up.add(int(record["x"]))
+    max_power_w = max(limits, default=0.0) or value.get("max_power_w") or 1.0
+    rows = []
+    for number, decision in sorted(decisions.items()):
+        result = results.get(number)
+        cost = None
+        if result is not None:
+            cost = eta * float(result["j"]) + (1 - eta) * max_power_w * float(result["s"])
+        rows.append(
+            {
+                "number": number,
+                "batch_size": decision["b"],
+                "limit_w": decision.get("p"),
+                "explore": bool(decision.get("explore")),
+                "device": decision.get("device", ""),
+                "decided_s": decision.get("t", 0.0),
+                "cost_limit": decision.get("stop"),
+                "state": _state(number, result, given_up),
+                "epochs": None if result is None else result["epochs"],
+                "time_s": None if result is None else result["s"],
+                "energy_j": None if result is None else result["j"],
+                "cost": cost,
+                "error": "" if result is None else result.get("error", ""),
+            }
+        )
+    cleaned: dict[str, Any] = clean(
+        {"job": name, "eta": eta, "max_power_w": max_power_w, "runs": rows, "arms": _arms(rows)}
+    )
+    return cleaned
+
+
+def recurring_figures(data: dict[str, Any]) -> list[Figure]:
+    """The cost of each run by batch size, and the belief in each batch size's mean cost."""
+    looks = {"reached": (BLUE, "circle"), "stopped": (ORANGE, "x"), "failed": (RED, "x")}
+    traces: list[dict[str, Any]] = []
+    for state, (colour, symbol) in looks.items():
+        runs = [run for run in data["runs"] if run["state"] == state]
+        if runs:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": state,
+                    "x": [run["number"] for run in runs],
+                    "y": [run["cost"] for run in runs],
+                    "text": [_told(run) for run in runs],
+                    "hovertemplate": "%{text}<extra></extra>",
+                    "marker": {"size": 9, "color": colour, "symbol": symbol},
+                }
+            )
+    costs = figure(traces, axis("recurrence"), axis("cost, J", rangemode="tozero"))
+    arms = [arm for arm in data["arms"] if arm["mean"] is not None]
+    beliefs = figure(
+        [
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "mean cost",
+                "x": [str(arm["batch_size"]) for arm in arms],
+                "y": [arm["mean"] for arm in arms],
+                "error_y": {
+                    "type": "data",
+                    "array": [1.96 * (arm["std"] or 0.0) for arm in arms],
+                    "color": GREY,
+                },
+                "text": [
+                    f"batch size {arm['batch_size']}: {arm['mean']:.4g} J, {arm['reached']} of {arm['runs']} "
+                    "runs reached the target"
+                    for arm in arms
+                ],
+                "hovertemplate": "%{text}<extra></extra>",
+                "marker": {"size": 10, "color": BLUE},
+            }
+        ]
+        if arms
+        else [],
+        axis("batch size", type="category"),
+        axis("mean cost with 95% belief, J", rangemode="tozero"),
+    )
+    return [costs, beliefs]
+
+
+def _state(number: int, result: Mapping[str, Any] | None, given_up: set[int]) -> str:
+    if result is None:
+        return "given up" if number in given_up else "under way"
+    if result["reached"]:
+        return "reached"
+    return "failed" if result.get("error") else "stopped"
+
+
+def _arms(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    arms = []
+    for size in sorted({row["batch_size"] for row in rows}):
+        own = [row for row in rows if row["batch_size"] == size]
+        good = [row["cost"] for row in own if row["state"] == "reached"]
+        belief = posterior(good)
+        known = not math.isinf(belief.variance)
+        arms.append(
+            {
+                "batch_size": size,
+                "runs": sum(row["cost"] is not None for row in own),
+                "reached": len(good),
+                "mean": belief.mean if known else None,
+                "std": math.sqrt(belief.variance) if known else None,
+            }
+        )
+    return arms
+
+
+def _told(run: dict[str, Any]) -> str:
+    limit = "" if run["limit_w"] is None else f", {run['limit_w']:.0f} W"
+    return (
+        f"run {run['number']}: batch size {run['batch_size']}{limit}, {run['epochs']:g} epochs, "
+        f"{duration(run['time_s'])}, {energy(run['energy_j'])}"
+    )

@@ -1,0 +1,503 @@
+"""Surrogates in a study: tune a narrow twin, hand the best configurations on to the full model, end with it trained.
+
+Surrogate and target trials share one study, one journal and one numbering. A target trial's segment says so in its
+options, and its parent is the surrogate trial whose configuration it took; everything else follows from the journal,
+so a resume goes on in whichever stage it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from penstock.core import (
+    Config,
+    Noted,
+    Plan,
+    PlanPass,
+    Reported,
+    Segment,
+    Trial,
+    TrialGroup,
+    TrialStatus,
+    Values,
+)
+from penstock.core.errors import InvalidInput, SpaceError, Unsupported
+from penstock.model import Shrink
+from penstock.plan import TransferStanding, transfer_fits, transfer_move, tuning_end_s
+from penstock.sample import Observation, Sampler
+from penstock.schedule import SM2, Outcome, Rules, Scheduler
+from penstock.space import Domain, Space
+from penstock.train import Task
+
+TOPIC = "surrogate"
+"""Of the journal's note on the twin: the check's verdict, the side table, what a target takes."""
+
+MODEL, TARGET = "model", "target"
+_TRIES = 3  # target trials of different configurations before a study gives up
+
+
+# ---------------------------------------------------------------- what is held
+
+
+def held_values(space: Space, task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of what does not transfer, during surrogate tuning.
+
+    In this order: what ``Shrink(held=...)`` says, the task's default, 0 if the domain holds it, its lowest value.
+
+    Raises:
+        InvalidInput: ``held`` names something else, or a value that the domain has not.
+    """
+    names = [name for name in space.names if name not in space.transferring]
+    for name in given:
+        if name not in names:
+            raise InvalidInput(
+                f"Shrink holds {name!r}, which is not one of the domains that don't transfer ({names}). Say "
+                "transfers=False in the space for those to hold."
+            )
+    found: dict[str, Any] = {}
+    for name in names:
+        domain = space[name]
+        if name in given:
+            if not _holds(domain, given[name]):
+                raise InvalidInput(f"Shrink holds {name}={given[name]!r}, which is not in {domain!r}.")
+            found[name] = given[name]
+        elif name in task.defaults and _holds(domain, task.defaults[name]):
+            found[name] = task.defaults[name]
+        elif _holds(domain, 0):
+            found[name] = domain.check(0)
+        else:
+            points = domain.points(2)
+            found[name] = domain.value_at(points[0]) if isinstance(points, range) else points[0]
+    return found
+
+
+def _holds(domain: Domain, value: Any) -> bool:
+    try:
+        domain.check(value)
+    except SpaceError:
+        return False
+    return True
+
+
+def part_of(space: Space, names: Sequence[str]) -> Space:
+    """The domains of those names."""
+    domains: dict[str, Domain] = {name: space[name] for name in space.names if name in names}
+    return Space(domains)
+
+
+@final
+class Held(Sampler):
+    """A sampler of what transfers; the rest is held.
+
+    Args:
+        then: Proposes what transfers, and learns from surrogate trials alone.
+        held: By name, what is held.
+    """
+
+    def __init__(self, then: Sampler, held: Mapping[str, Any]) -> None:
+        self.then = copy.copy(then)
+        self.held = dict(held)
+        self.learns = then.learns
+        self._asked: list[Config] = []
+        self._own: set[int] = set()
+
+    def start(self, space: Space, *, objectives: int, seed: int) -> None:
+        """Begin."""
+        names = [name for name in space.names if name not in self.held]
+        self.then.start(part_of(space, names), objectives=objectives, seed=seed)
+        self.learns = self.then.learns
+        self._asked, self._own = [], set()
+
+    def ask(self, n: int) -> list[Config]:
+        """Configurations with the held values in them."""
+        made: list[Config] = [{**config, **self.held} for config in self.then.ask(n)]
+        self._asked = [*self._asked, *made]
+        return made
+
+    def skip(self, configs: Sequence[Config], trials: Sequence[int]) -> None:
+        """As if asked."""
+        self._own.update(trials)
+        self.then.skip([self._less(config) for config in configs], trials)
+
+    def adopt(self, config: Config, trial: int) -> None:
+        """A configuration's number; target trials are none of the sampler's."""
+        for index, asked in enumerate(self._asked):
+            if asked is config:
+                del self._asked[index]
+                self._own.add(trial)
+                self.then.adopt(self._less(config), trial)
+                return
+
+    def tell(self, observation: Observation) -> None:
+        """Learn from a surrogate trial."""
+        if observation.trial in self._own:
+            self.then.tell(replace(observation, config=self._less(observation.config)))
+
+    def _less(self, config: Config) -> Config:
+        return {name: value for name, value in config.items() if name not in self.held}
+
+
+# ---------------------------------------------------------------- the two stages
+
+
+@final
+class Transfer(Scheduler):
+    """Runs another scheduler on the narrow twin and transfers what it finds.
+
+    Args:
+        inner: Schedules the surrogate trials.
+        shrink: What the study was given.
+        held: What does not transfer, at its held values.
+        epochs: Epochs of a target trial; None: the task's.
+        deadline_s: When a trained target must be there; None: whenever tuning is done.
+    """
+
+    def __init__(
+        self,
+        inner: Scheduler,
+        shrink: Shrink,
+        *,
+        held: Mapping[str, Any] | None = None,
+        epochs: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.inner = copy.copy(inner)
+        self.shrink = shrink
+        self.held = dict(held or {})
+        self.epochs = epochs
+        self.max_epochs = inner.max_epochs
+        self.deadline_s = deadline_s
+        self.sampler = None
+        self._reset(None)
+
+    def _reset(self, rules: Rules | None) -> None:
+        self._rules = rules
+        self._configs: dict[int, Config] = {}
+        self._found: dict[int, tuple[bool, int, Values]] = {}  # surrogate trial: complete, epoch, values
+        self._alive: set[int] = set()  # surrogate trials that have a segment under way
+        self._segments = 0
+        self._targets: dict[int, int] = {}  # target trial: the surrogate trial it came from
+        self._running: dict[int, int] = {}  # target trial: epochs behind it
+        self._ended: dict[int, TrialStatus] = {}
+        self._vacant = 0
+        self._tuned = 0  # trials of the second stage that were handed out
+        self._elapsed_s = 0.0
+        self._epoch_s: float | None = None
+        self._reported = False
+        self._shut = False  # whether the time left is needed for the target
+
+    # --- what the study calls --------------------------------------------------------------------------------
+
+    def start(self, rules: Rules) -> None:
+        """Begin a study."""
+        self._reset(rules)
+
+        def propose(n: int) -> Sequence[Trial]:
+            trials = rules.propose(n)
+            self._configs.update({trial.id: trial.config for trial in trials})
+            return trials
+
+        def derive(config: Config, parent: int) -> Trial:
+            assert rules.derive is not None
+            trial = rules.derive(config, parent)
+            self._configs[trial.id] = trial.config
+            return trial
+
+        space = rules.space
+        if isinstance(space, Space) and self.held:
+            space = part_of(space, [name for name in space.names if name not in self.held])
+        self.inner.start(
+            replace(rules, propose=propose, derive=None if rules.derive is None else derive, space=space)
+        )
+
+    def next(self, want: int) -> TrialGroup | None:
+        """Surrogate trials while there are any, then target trials on what is idle."""
+        if self.urgent and want > 0:
+            return self._transfer(transfer_move(self._standing(idle=1)).start)
+        if not self._shut:
+            group = self.inner.next(want)
+            if group is not None:
+                self._segments += len(group.segments)
+                self._alive.update(segment.trial.id for segment in group.segments)
+                return group
+        if want <= 0:
+            return None
+        start = transfer_move(self._standing(idle=want)).start
+        if start is not None:
+            return self._transfer(start)
+        return self._second_stage(want)
+
+    def ended(self, outcome: Outcome) -> None:
+        """A surrogate or a target trial's segment is over."""
+        if outcome.trial in self._targets:
+            self._running.pop(outcome.trial, None)
+            self._ended[outcome.trial] = outcome.status
+            if outcome.status is TrialStatus.STOPPED:
+                self._vacant += 1
+            return
+        self._alive.discard(outcome.trial)
+        values = outcome.rankable
+        if values is None and outcome.status is TrialStatus.STOPPED:
+            values = outcome.values  # of use only where nothing was trained to its end
+        if values is not None and all(value == value for value in values):
+            whole = outcome.status is TrialStatus.COMPLETED
+            self._found[outcome.trial] = (whole, outcome.epoch, values)
+        self.inner.ended(outcome)
+
+    def drops(self) -> Sequence[int]:
+        """Of the inner scheduler."""
+        return self.inner.drops()
+
+    def why(self, trial: int) -> str:
+        """Of the inner scheduler."""
+        return self.inner.why(trial)
+
+    def stops(self) -> Sequence[tuple[int, str]]:
+        """Surrogates for which there is no time any more, and targets that a better configuration replaces."""
+        found = list(self.inner.stops())
+        if self._shut:
+            reason = "the time that is left is for the target model"
+            found += [(trial, reason) for trial in sorted(self._alive)]
+        else:
+            step = transfer_move(self._standing(idle=0))
+            found += [(trial, step.why) for trial in step.stop]
+        return found
+
+    def at(self, elapsed_s: float) -> None:
+        """The time spent."""
+        self._elapsed_s = max(self._elapsed_s, elapsed_s)
+        if self.deadline_s is not None and self._reported:
+            self._shut = self._shut or self._elapsed_s >= tuning_end_s(self.deadline_s, self.target_s)
+        self.inner.at(elapsed_s)
+
+    def heard(self, event: Reported | Noted) -> None:
+        """How long a target's epochs take, and how far targets are."""
+        self.inner.heard(event)
+        if isinstance(event, Noted):
+            if event.topic == TOPIC and event.data.get("target_epoch_s") is not None:
+                self._epoch_s = float(event.data["target_epoch_s"])
+            return
+        self._reported = True
+        if event.trial in self._running:
+            self._running[event.trial] = event.epoch
+            if event.train_s is not None:  # what was measured while training beats what was foreseen
+                self._epoch_s = event.train_s
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a target trial waits for the device of one that was stopped for it, or for the last chance."""
+        if self._shut and not self._targets:
+            return self._best() is not None
+        return self._vacant > 0 and transfer_move(self._standing(idle=1)).start is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether both stages are over."""
+        if not (self._shut or self.inner.done):
+            return False
+        standing = self._standing(idle=1)
+        return transfer_move(standing).start is None and not self._second_due(standing)
+
+    @property
+    def expected(self) -> int | None:
+        """Segments of both stages."""
+        if self._rules is not None and self.done:
+            return self._segments + len(self._targets)
+        inner = self.inner.expected
+        more = 1 + (self.shrink.second if self.held else 0)
+        return None if inner is None else max(inner + more, self._segments + len(self._targets))
+
+    def to_json(self) -> dict[str, object]:
+        """Name and parameters."""
+        return {
+            "name": "Transfer",
+            "inner": self.inner.to_json(),
+            "factor": self.shrink.factor,
+            "eager": self.shrink.eager,
+            "second": self.shrink.second,
+            "held": dict(self.held),
+            "epochs": self.epochs,
+            "deadline_s": self.deadline_s,
+        }
+
+    # --- decisions -------------------------------------------------------------------------------------------
+
+    @property
+    def target_s(self) -> float | None:
+        """What training the target takes, as far as known."""
+        return None if self._epoch_s is None or self.epochs is None else self._epoch_s * self.epochs
+
+    def _best(self) -> int | None:
+        """The best surrogate trial: of those trained to the end, else of those trained longest."""
+        assert self._rules is not None
+        failed = {
+            self._targets[trial] for trial, status in self._ended.items() if status is TrialStatus.FAILED
+        }
+        if len(failed) >= _TRIES:
+            return None
+        found = {trial: each for trial, each in self._found.items() if trial not in failed}
+        if not found:
+            return None
+        furthest = max((whole, 0 if whole else epoch) for whole, epoch, _ in found.values())
+        rivals = [t for t, (whole, epoch, _) in found.items() if (whole, 0 if whole else epoch) == furthest]
+        return rivals[self._rules.order([found[trial][2] for trial in rivals])[0]]
+
+    def _standing(self, *, idle: int) -> TransferStanding:
+        expected = self.inner.expected
+        over = len(self._found) if expected is None else self._segments - len(self._alive)
+        length = self.epochs or 1
+        return TransferStanding(
+            best=self._best(),
+            transferred=frozenset(self._targets.values()),
+            running=tuple((trial, epoch / length) for trial, epoch in self._running.items()),
+            trained=TrialStatus.COMPLETED in self._ended.values(),
+            done=None if not expected else over / expected,
+            over=self._shut or (self.inner.done and not self._alive),
+            idle=idle,
+            elapsed_s=self._elapsed_s,
+            deadline_s=self.deadline_s,
+            target_s=self.target_s,
+            eager=self.shrink.eager,
+        )
+
+    def _transfer(self, parent: int | None) -> TrialGroup | None:
+        if parent is None:
+            return None
+        return self._group([(self._configs[parent], parent)], f"transfer of trial {parent}")
+
+    def _group(self, picked: Sequence[tuple[Config, int]], label: str) -> TrialGroup:
+        assert self._rules is not None
+        assert self._rules.derive is not None
+        segments = []
+        for config, parent in picked:
+            trial = self._rules.derive(config, parent)
+            self._targets[trial.id] = parent
+            self._running[trial.id] = 0
+            segments.append(Segment(trial, until=self.epochs, options={MODEL: TARGET}))
+        self._vacant = max(0, self._vacant - len(segments))
+        return TrialGroup(tuple(segments), label=label)
+
+    def _second_due(self, standing: TransferStanding) -> bool:
+        """Whether what does not transfer is still to be tuned, on the full model."""
+        if not self.held or self._tuned >= self.shrink.second or standing.best is None:
+            return False
+        return standing.over and standing.best in standing.transferred and transfer_fits(standing)
+
+    def _second_stage(self, want: int) -> TrialGroup | None:
+        """The best configuration with other values of what was held (Hydro 4.1, applicable scope)."""
+        standing = self._standing(idle=want)
+        if not self._second_due(standing):
+            return None
+        assert self._rules is not None
+        best, space = standing.best, self._rules.space
+        assert best is not None
+        assert isinstance(space, Space)
+        part = part_of(space, list(self.held))
+        numbers = range(self._tuned, min(self._tuned + want, self.shrink.second))
+        self._tuned = numbers.stop
+        picked = [
+            ({**self._configs[best], **part.sample(self._rules.seed + 1 + number)}, best)
+            for number in numbers
+        ]
+        return self._group(picked, "second stage")
+
+
+def targets_apart(passes: Sequence[PlanPass], alone: Sequence[PlanPass]) -> PlanPass:
+    """A pass that places target trials first and by themselves, then the others: those may be fused, these not."""
+
+    def place(plan: Plan) -> Plan:
+        mine = tuple(p for p in plan.waiting if p.segments[0].options.get(MODEL) == TARGET)
+        if not mine:
+            for step in passes:
+                plan = step(plan)
+            return plan
+        others = tuple(p for p in plan.waiting if p.segments[0].options.get(MODEL) != TARGET)
+        first = replace(plan, waiting=mine)
+        for step in alone:
+            first = step(first)
+        rest = replace(first, waiting=others, placed=())
+        for step in passes:
+            rest = step(rest)
+        return replace(rest, waiting=(*first.waiting, *rest.waiting), placed=(*first.placed, *rest.placed))
+
+    return place
+
+
+# ---------------------------------------------------------------- for the study
+
+
+def check_surrogate(
+    shrink: Any, work: Any, scheduler: Scheduler, sampler: Sampler, space: Space, *, limits: bool
+) -> Shrink | None:
+    """The study's ``surrogate``, if it can be.
+
+    Raises:
+        InvalidInput: It is no ``Shrink``, or the study has parts that don't go with one.
+    """
+    if shrink is None:
+        return None
+    if isinstance(shrink, type) or not isinstance(shrink, Shrink):
+        raise InvalidInput(f"surrogate takes pk.Shrink(8) or the like, got {shrink!r}.")
+    if not isinstance(work, Task):
+        raise InvalidInput(
+            "surrogate needs a pk.Task: a training function makes its own network, which can't be shrunk from outside."
+        )
+    if isinstance(scheduler, SM2):
+        raise InvalidInput(
+            "surrogate and pk.SM2 don't go together: SM2 finds learning rates that are in no configuration."
+        )
+    if limits:
+        raise InvalidInput(
+            "surrogate and limits don't go together yet: power and memory would be those of the narrow twin."
+        )
+    if not space.transferring:
+        raise InvalidInput("Nothing in the space transfers, so there is nothing to tune on a narrow twin.")
+    return shrink
+
+
+def middle(space: Space, held: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in the middle of the space, at which the check runs."""
+    found = space.decode([0.5] * space.width())
+    return {**found, **{name: value for name, value in held.items() if name in found}}
+
+
+def inspect_twin(task: Task, shrink: Shrink, config: Config, *, threads: int | None) -> dict[str, Any]:
+    """What the journal keeps of a twin: the check, the table and the time of a target's epoch.
+
+    Raises:
+        Unsupported: The model can't be shrunk, or the check fails and ``Shrink(check=True)`` minds.
+    """
+    from penstock.train._surrogate import check, describe
+
+    found, epoch_s = check(task, config, threads=threads)
+    if not found.ok and shrink.check:
+        raise Unsupported(
+            f"{found.explain()}\n{found}\nTune the full model instead (drop surrogate=), shrink by less, let the "
+            f"factory take a width, or go on all the same with Shrink({shrink.factor:g}, check=False)."
+        )
+    assert task.surrogate is not None
+    table = task.surrogate.table(task, task.hyperparameters(config))
+    return {
+        "factor": shrink.factor,
+        "check": found.to_json(),
+        "target_epoch_s": epoch_s,
+        "table": describe(table),
+        "notes": list(table.notes),
+    }
+
+
+__all__ = [
+    "MODEL",
+    "TARGET",
+    "TOPIC",
+    "Held",
+    "Transfer",
+    "check_surrogate",
+    "held_values",
+    "inspect_twin",
+    "middle",
+    "targets_apart",
+]

@@ -1,0 +1,498 @@
+"""Elastic training: one trial on several devices, the same result whatever their number and whenever it changes.
+
+A trial that spreads is trained by a crew: one worker per device, each with the whole model, that go through the same
+batches in the same order. Each takes its rows of every batch; gradients are summed over the crew before the step, so
+that the step is that of the whole batch. What depends on other rows of the batch is made whole again: batch norm's
+statistics are those of all rows, and dropout draws the mask of all rows and keeps its own. The first worker (the lead)
+reports and saves, the others follow. To change the number of workers, the crew stops at the end of an epoch and another
+one goes on from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, final, overload
+
+from penstock.core.errors import ExecutorError, InvalidInput
+from penstock.core.measurement import Measurement
+from penstock.train._checkpoint import Checkpoints, Found, Report
+from penstock.train._task import Task
+from penstock.train._world import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.train._loader import Source
+    from penstock.train._loop import Trainer
+    from penstock.train._run import EpochMeter, Sink
+
+_MEET_S = 120.0  # how long workers wait for each other to begin
+_PATIENCE_S = 3600.0  # how long one may let the others wait later on
+_MARK = "penstock_devices"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@overload
+def elastic(function: _F) -> _F: ...
+@overload
+def elastic(*, max_devices: int) -> Callable[[_F], _F]: ...
+def elastic(function: Any = None, *, max_devices: int = 1 << 30) -> Any:
+    """Mark a training function that can train one trial on several devices, and be moved between them.
+
+    Such a function is called once per device, in processes of their own, that ``torch.distributed`` joins already.
+    ``run.world`` tells which one it is. All of them loop over ``run.epochs()`` alike; what rank 0 reports and saves
+    counts. It must save in every epoch: when the planner changes the number of devices, the present workers stop at
+    the end of the epoch and others call the function again, which goes on from ``run.load()``.
+
+    Args:
+        function: The training function.
+        max_devices: The most devices it can use.
+    """
+    if isinstance(max_devices, bool) or not isinstance(max_devices, int) or max_devices < 1:
+        raise InvalidInput(f"max_devices must be a whole number of at least 1, got {max_devices!r}.")
+
+    def mark(marked: Any) -> Any:
+        setattr(marked, _MARK, max_devices)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def most_devices(work: Any) -> int:
+    """Over how many devices a trial of ``work`` can spread."""
+    return 1 << 30 if isinstance(work, Task) else int(getattr(work, _MARK, 1))
+
+
+@contextlib.contextmanager
+def joined(world: tuple[int, int, str], device: str) -> Iterator[Crew]:
+    """This worker as a member of a crew.
+
+    Args:
+        world: Its rank, how many there are, and a file that does not exist yet, by which they find each other.
+        device: Where it trains: gloo joins CPUs, nccl GPUs.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+
+    rank, size, path = world
+    if not dist.is_available():
+        raise ExecutorError("This build of torch has no torch.distributed, so a trial can't spread here.")
+    if dist.is_initialized():
+        dist.destroy_process_group()  # of a trial that failed
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are all on this machine
+    store = FileStore(path, size)
+    store.set_timeout(timedelta(seconds=_MEET_S))
+    cuda = device.startswith("cuda") and dist.is_nccl_available()
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=_PATIENCE_S),
+    )
+    try:
+        yield Crew(World(rank, size))
+    finally:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+@final
+class Crew:
+    """One worker's view of the crew it is in. All members call its methods in the same order."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._rows: tuple[int, int, int] | None = None  # begin, end, all: of the batch that is being trained
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker reports and saves."""
+        return self.world.rank == 0
+
+    # ------------------------------------------------------------ words
+
+    def meet(self) -> None:
+        """Wait until all are here."""
+        self.agree(0)
+
+    def agree(self, number: int) -> int:
+        """The lead's number, for everybody."""
+        import torch
+        import torch.distributed as dist
+
+        word = torch.tensor([number])
+        dist.broadcast(word, src=0)
+        return int(word.item())
+
+    def share(self, value: Any) -> Any:
+        """The lead's value, for everybody."""
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Everybody's values, at the lead; nothing elsewhere."""
+        import torch.distributed as dist
+
+        found: list[Any] | None = [None] * self.world.size if self.leads else None
+        dist.gather_object(value, found, dst=0)
+        return found or []
+
+    # ------------------------------------------------------------ training
+
+    def run_steps(self, trainer: Trainer, batches: Iterable[Any]) -> None:
+        """``Trainer.run_steps`` over the crew: the same steps within rounding."""
+        import torch
+
+        from penstock.train._loop import _forward, _rows
+
+        task, model, optimizer = trainer.task, trainer.model, trainer.optimizer
+        forward = task.forward or _forward
+        schedule = trainer.schedule if trainer._per_step else None
+        scaler, clip, tell = trainer.scaler, trainer.clip_norm, trainer.on_iteration
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        rank, size = self.world.rank, self.world.size
+        if not trainer._checked:
+            batches = trainer._check_first(batches, forward)
+        with self._whole_batches(model):
+            for inputs, targets in batches:
+                rows = _rows(inputs)
+                part = 1.0
+                if rows >= size:
+                    begin, end = rank * rows // size, (rank + 1) * rows // size
+                    inputs, targets = _cut(inputs, begin, end, rows), _cut(targets, begin, end, rows)
+                    self._rows, part = (begin, end, rows), (end - begin) / rows
+                # Too few rows for everybody: each trains the whole batch, which is the same as alone.
+                with trainer._autocast():
+                    loss = task.loss(forward(model, inputs), targets)
+                optimizer.zero_grad()
+                mine = loss * part
+                (mine if scaler is None else scaler.scale(mine)).backward()
+                told = mine.detach()
+                if self._rows is not None:
+                    told = _sum_gradients(parameters, told)
+                self._rows = None
+                if scaler is not None and clip is not None:
+                    scaler.unscale_(optimizer)
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                if schedule is not None:
+                    schedule.step()
+                trainer._losses.append(told)
+                trainer.step += 1
+                if tell is not None:
+                    tell(rows)
+
+    @contextlib.contextmanager
+    def _whole_batches(self, model: Any) -> Iterator[None]:
+        """Layers that look at, or draw for, a batch see the crew's whole one."""
+        import torch
+        from torch.nn import functional
+        from torch.nn.modules.batchnorm import _BatchNorm
+
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        names = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+        before = {name: getattr(functional, name) for name in names}
+
+        def dropout(name: str, feature: bool) -> Callable[..., Tensor]:
+            plain = before[name]
+
+            def drop(
+                input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+            ) -> Tensor:  # as torch's, which callers name by keyword
+                place = None if self._rows is None else _batch_of(input, self._rows)
+                if place is None or not training or not 0 < p < 1:
+                    return plain(input, p, training, inplace)  # type: ignore[no-any-return]
+                dim, begin, count, whole = place
+                shape = list(input.shape)
+                shape[dim] = whole
+                if feature:
+                    shape[2:] = [1] * len(shape[2:])
+                noise = torch.empty(shape, dtype=input.dtype, device=input.device).bernoulli_(1 - p)
+                return input * noise.div_(1 - p).narrow(dim, begin, count)
+
+            return drop
+
+        for norm in norms:
+            setattr(norm, "forward", _norm_forward(self, norm))  # noqa: B010 (its own, not its class's)
+        for name in names:
+            setattr(functional, name, dropout(name, name != "dropout"))
+        try:
+            yield
+        finally:
+            self._rows = None
+            for norm in norms:
+                del norm.forward
+            for name, function in before.items():
+                setattr(functional, name, function)
+
+    # ------------------------------------------------------------ evaluation
+
+    def evaluate(self, trainer: Trainer, source: Source) -> dict[str, float]:
+        """``Trainer.evaluate`` over the crew: batches are dealt out, the lead adds up in their order."""
+        import torch
+
+        from penstock.train._loop import _add, _check_room, _forward, _join, _scalar
+
+        task, model = trainer.task, trainer.model
+        forward, size = task.forward or _forward, task.eval_batch_size
+        on_set = task.metrics_on == "set" and bool(task.metrics)
+        parts: list[tuple[int, int, dict[str, Any], Any]] = []
+        truths: list[Any] = []
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode(), trainer._autocast():
+                for number, (inputs, targets) in enumerate(source.batches(size)):
+                    if on_set and self.leads:
+                        truths.append(targets)
+                    if number % self.world.size != self.world.rank:
+                        continue
+                    count = min(size, source.n - number * size)
+                    output = forward(model, inputs)
+                    values = {"loss": task.loss(output, targets)}
+                    if not on_set:
+                        values |= {name: metric(output, targets) for name, metric in task.metrics.items()}
+                    elif not parts:
+                        _check_room(output, count, source.n, trainer.device)
+                    parts.append((number, count, values, output if on_set else None))
+                found = sorted(
+                    (part for each in self.collect(parts) for part in each), key=lambda part: part[0]
+                )
+                result: dict[str, float] = {}
+                if self.leads:
+                    sums: dict[str, Any] = {}
+                    for _, count, values, _ in found:
+                        for name, value in values.items():
+                            _add(sums, name, value, count)
+                    result = {name: float(value) / source.n for name, value in sums.items()}
+                    if on_set:
+                        output, truth = _join([part[3] for part in found]), _join(truths)
+                        for name, metric in task.metrics.items():
+                            result[name] = _scalar(name, metric(output, truth))
+        finally:
+            model.train(was_training)
+        shared: dict[str, float] = self.share(result)
+        return shared
+
+
+def _cut(tree: Any, begin: int, end: int, rows: int) -> Any:
+    """Rows of a batch, however its tensors are nested."""
+    from torch import Tensor
+
+    if isinstance(tree, Tensor):
+        return tree[begin:end] if tree.dim() and len(tree) == rows else tree
+    if isinstance(tree, dict):
+        return {key: _cut(value, begin, end, rows) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        items = [_cut(value, begin, end, rows) for value in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return tree
+
+
+def _batch_of(input: Tensor, rows: tuple[int, int, int]) -> tuple[int, int, int, int] | None:
+    """Which dimension holds the batch, where its rows begin, how many there are, and how many the whole batch has."""
+    begin, end, whole = rows
+    mine = end - begin
+    for dim in range(min(2, input.dim())):
+        if input.size(dim) == mine:
+            return dim, begin, mine, whole
+    if input.dim() and mine and input.size(0) % mine == 0:  # several rows per sample: sequences laid out flat
+        each = input.size(0) // mine
+        return 0, begin * each, mine * each, whole * each
+    return None
+
+
+def _sum_gradients(parameters: Sequence[Tensor], loss: Tensor) -> Tensor:
+    """Sum gradients over the crew in one message; returns the summed loss.
+
+    A parameter nobody has a gradient for keeps none: an optimizer passes it by.
+    """
+    import torch
+    import torch.distributed as dist
+
+    kind = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
+    has = torch.tensor([float(p.grad is not None) for p in parameters], dtype=kind, device=loss.device)
+    pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).to(kind) for p in parameters]
+    flat = torch.cat([*pieces, loss.reshape(1).to(kind), has])
+    dist.all_reduce(flat)
+    split: Any = flat.split
+    summed: list[Tensor] = list(split([p.numel() for p in parameters] + [1, len(parameters)]))
+    counts, total = summed.pop(), summed.pop()
+    used = counts.tolist()
+    for parameter, gradient, count in zip(parameters, summed, used, strict=True):
+        if count:
+            gradient = gradient.view_as(parameter).to(parameter.dtype)
+            if parameter.grad is None:
+                parameter.grad = gradient.clone()
+            else:
+                parameter.grad.copy_(gradient)
+    return total.reshape(()).to(loss.dtype)
+
+
+def _norm_forward(crew: Crew, norm: Any) -> Callable[[Tensor], Tensor]:
+    """Batch norm over the whole batch: each worker's means and squared deviations, joined (Chan et al. 1979)."""
+    import torch
+
+    plain = type(norm).forward
+
+    def forward(input: Tensor) -> Tensor:
+        if crew._rows is None or not (norm.training or norm.running_mean is None):
+            return plain(norm, input)  # type: ignore[no-any-return]
+        norm._check_input_dim(input)
+        dims = [0, *range(2, input.dim())]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        count = wide.numel() / wide.size(1)
+        mean = wide.mean(dims)
+        spread = (wide - mean.view(shape)).square().sum(dims)
+        row = torch.stack([torch.full_like(mean, count), mean, spread])
+        counts, means, spreads = _gathered(row, crew.world).unbind(1)
+        total = counts[:, :1].sum()
+        mean = (counts * means).sum(0) / total
+        var = (spreads + counts * (means - mean).square()).sum(0) / total
+        if norm.track_running_stats and norm.running_mean is not None and norm.training:
+            with torch.no_grad():
+                norm.num_batches_tracked.add_(1)
+                rate = norm.momentum
+                if rate is None:
+                    rate = 1.0 / float(norm.num_batches_tracked)
+                unbiased = var * (total / (total - 1))
+                norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
+                norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), rate)
+        out = (wide - mean.view(shape)) * torch.rsqrt(var + norm.eps).view(shape)
+        if norm.affine:
+            out = out * norm.weight.view(shape) + norm.bias.view(shape)
+        return out.to(input.dtype)
+
+    return forward
+
+
+def _gathered(row: Tensor, world: World) -> Tensor:
+    """Everybody's rows, one after the other; gradients flow back to whom they belong."""
+    import torch
+    import torch.distributed as dist
+
+    class Sum(torch.autograd.Function):
+        """A sum over the crew, forwards and backwards."""
+
+        @staticmethod
+        def forward(context: Any, tensor: Tensor) -> Tensor:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+            return tensor
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Tensor:
+            gradient = gradients[0].contiguous().clone()
+            dist.all_reduce(gradient)
+            return gradient
+
+    nobody = torch.zeros_like(row)
+    mine = torch.stack([row if rank == world.rank else nobody for rank in range(world.size)])
+    summed: Tensor = Sum.apply(mine)  # type: ignore[no-untyped-call]
+    return summed
+
+
+# ---------------------------------------------------------------- around a Run
+
+
+@final
+class CrewSink:
+    """Passes on the lead's news, and everybody the lead's orders. A follower has no news."""
+
+    def __init__(self, crew: Crew, sink: Sink) -> None:
+        self._crew = crew
+        self._sink = sink
+
+    def reported(self, report: Report) -> None:
+        """An epoch is over."""
+        if self._crew.leads:
+            self._sink.reported(report)
+
+    def saved(self, epoch: int, path: str) -> None:
+        """A checkpoint is complete."""
+        if self._crew.leads:
+            self._sink.saved(epoch, path)
+
+    def told(self) -> tuple[str, bool] | None:
+        """Whether to stop: what the lead was told, at the same place for all."""
+        told = self._sink.told() if self._crew.leads else None
+        word = self._crew.agree(0 if told is None else 2 if told[1] else 1)
+        if self._crew.leads or word == 0:
+            return told
+        return "as the lead was told", word == 2
+
+
+@final
+class ReadOnly:
+    """A follower's checkpoints: it goes on from the lead's and writes none."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+
+    def find(self) -> Found | None:
+        """What the lead finds, too."""
+        return self._checkpoints.find()
+
+    def stage(self, state: Any) -> None:
+        """The lead does."""
+
+    def commit(self, epoch: int, reports: Sequence[Report]) -> str | None:
+        """The lead does."""
+        return None
+
+    def discard(self) -> None:
+        """There is nothing."""
+
+
+@final
+class CrewMeter:
+    """The energy of all workers of the crew, at the lead."""
+
+    def __init__(self, crew: Crew, meter: EpochMeter) -> None:
+        self._crew = crew
+        self._meter = meter
+        on_iteration = getattr(meter, "on_iteration", None)
+        if on_iteration is not None:
+            self.on_iteration = on_iteration
+
+    def epoch_begin(self) -> None:
+        """An epoch begins."""
+        self._meter.epoch_begin()
+
+    def epoch_end(self) -> Measurement | None:
+        """What everybody drew."""
+        drawn = [part for part in self._crew.collect(self._meter.epoch_end()) if part is not None]
+        total: Measurement | None = None
+        for part in drawn:
+            total = part if total is None else total + part
+        return total
+
+    def close(self) -> None:
+        """The segment is over."""
+        self._meter.close()
+
+
+__all__ = [
+    "Crew",
+    "CrewMeter",
+    "CrewSink",
+    "ReadOnly",
+    "elastic",
+    "joined",
+    "most_devices",
+]

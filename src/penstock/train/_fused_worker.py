@@ -1,0 +1,334 @@
+"""The worker's side of fusion: decides by measurement how many members train as one, and trains them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from penstock.core.errors import PenstockError, Unsupported
+from penstock.core.measurement import Measurement
+from penstock.train._run import EpochMeter, Run, Sink
+from penstock.train._worker import End, Settings, Spec, conclude, execute, files_of, make_run, meter_of
+
+if TYPE_CHECKING:
+    from penstock.train._checkpoint import FileCheckpoints
+    from penstock.train._task import Task
+
+SHORT_S = 1.0
+"""Where all that is left takes less than this one after another, measuring would not repay itself."""
+
+_WORTH = 0.25  # the part of what is left that measuring one more count may take
+_MEMORY = 0.6  # of what is free, for a profile is not all that a process allocates
+
+
+class Choice(Protocol):
+    """What the planner's rule chose. ``plan.FusionChoice``."""
+
+    @property
+    def count(self) -> int:
+        """The most members of a group; 1: don't fuse."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able values for the journal."""
+
+
+def run_fused(
+    task: Task,
+    specs: Sequence[Spec],
+    settings: Settings,
+    sinks: Sequence[Sink],
+    tell: Callable[[int, End], None],
+    *,
+    devices: tuple[str, ...],
+    threads: int,
+    facts: Mapping[str, Any],
+) -> None:
+    """Run several segments of a Task: as one where it pays, else one after another."""
+    fusion: Mapping[str, Any] = facts.get("fusion", {})
+    count = int(fusion.get("count", len(specs)))
+    if fusion.get("measure") or fusion.get("check"):
+        count, note = _decide(task, specs, settings, fusion, devices[0])
+        _note(sinks[0], note)
+    left = dict(enumerate(specs))
+    if count > 1:
+        group = _Placement(task, specs, settings, sinks, tell, devices, threads)
+        try:
+            group.train(count)
+        except Exception as error:  # of the group, not of a member: those that are left train alone
+            os.write(2, f"fused training was given up: {type(error).__name__}: {error}\n".encode())
+            open_ = sorted(group.left())
+            if open_ and _out_of_memory(error):
+                half = max(1, min(count, len(specs)) // 2)
+                reason = f"{min(count, len(specs))} members do not fit the memory"
+                data = {"kind": fusion.get("key", ""), "count": half, "reason": reason, "halved": True}
+                _note(sinks[open_[0]], data)
+        finally:
+            group.close()
+        left = group.left()
+    for number, spec in left.items():
+        tell(number, execute(task, spec, settings, sinks[number], devices=devices, threads=threads))
+
+
+def _note(sink: Sink, data: dict[str, Any]) -> None:
+    noted: Callable[[str, Any], None] | None = getattr(sink, "noted", None)
+    if noted is not None:
+        noted("fusion", data)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    from penstock.train._fused_loop import _is_memory
+
+    return _is_memory(error)
+
+
+# ---------------------------------------------------------------- how many
+
+
+def _decide(
+    task: Task, specs: Sequence[Spec], settings: Settings, fusion: Mapping[str, Any], device: str
+) -> tuple[int, dict[str, Any]]:
+    """The fusion count for these segments, and what to write in the journal."""
+    from penstock.train._fused_loop import check, measure
+    from penstock.train._loop import Trainer
+
+    begin_s = time.perf_counter()
+    configs = [spec.config for spec in specs]
+    given = None if fusion.get("measure") else int(fusion["count"])
+    note: dict[str, Any] = {"kind": fusion.get("key", ""), "batch_size": _batch_size(task, configs[0])}
+    try:
+        trainer = Trainer(task, configs[0], seed=0, device=device, lr_is_found=True)
+        steps = trainer.steps_per_epoch * max(1, _epochs(task, specs[0]))
+        del trainer
+        if given is None:
+            alone_s, _ = measure(task, configs, 1, device=device)
+            left_s = alone_s * steps * max(len(specs), int(fusion.get("ahead") or 0))
+            if left_s < SHORT_S:
+                reason = f"all trials that are left take {left_s:.2g} s: too little to measure for"
+                return 1, {**note, "count": 1, "reason": reason, "profiles": []}
+        compared = check(task, configs[:2], device=device)
+        note["check"] = compared.record()
+        if not compared.ok:
+            reason = f"fused and unfused do not agree: {compared.reason}"
+            return 1, {**note, "count": 1, "reason": reason, "profiles": []}
+        if given is not None:
+            return given, {**note, "count": given, "reason": "as the study asks for", "profiles": []}
+        choice = _choose(task, configs, settings, fusion, device, steps)
+    except Exception as error:  # a configuration that fails: it fails alone, with its own traceback
+        reason = f"it could not be measured: {type(error).__name__}: {error}"
+        return 1, {**note, "count": 1, "reason": reason[:500], "profiles": [], "failed": True}
+    return choice.count, {
+        **note,
+        **choice.to_json(),
+        "measured_s": round(time.perf_counter() - begin_s, 3),
+    }
+
+
+def _choose(
+    task: Task,
+    configs: Sequence[dict[str, Any]],
+    settings: Settings,
+    fusion: Mapping[str, Any],
+    device: str,
+    steps: int,
+) -> Choice:
+    from penstock.train._fused_loop import measure
+    from penstock.train._loader import _free_bytes
+    from penstock.train._loop import _device
+
+    if settings.choose_fusion is None:
+        raise PenstockError("A worker that measures fusion needs a rule to choose by.")
+    free = int(_MEMORY * _free_bytes(_device(device)))
+    if device == "cpu":  # its slots share the machine's memory
+        free //= max(1, int(fusion.get("slots", 1)))
+    ahead = max(len(configs), int(fusion.get("ahead") or 0))
+    most = max(len(configs), int(fusion.get("most") or 0))
+    took_s = 0.0
+
+    def measured(count: int) -> tuple[float, int] | None:
+        nonlocal took_s
+        began_s = time.perf_counter()
+        try:
+            return measure(task, configs, count, device=device)
+        except (Unsupported, MemoryError):
+            return None
+        finally:
+            took_s = time.perf_counter() - began_s
+
+    def worth(throughput: float) -> bool:
+        """Whether what is left is long enough to repay one more count: it may halve it, and takes twice the last."""
+        return 2 * took_s < _WORTH * ahead * steps / throughput
+
+    chosen: Choice = settings.choose_fusion(measured, most, available_bytes=max(1, free), worth=worth)
+    return chosen
+
+
+def _epochs(task: Task, spec: Spec) -> int:
+    return (task.epochs if spec.until is None else spec.until) - spec.start
+
+
+def _batch_size(task: Task, config: Mapping[str, Any]) -> int | None:
+    try:
+        return task.size_of_batches(task.hyperparameters(config))
+    except (PenstockError, TypeError, ValueError):
+        return None
+
+
+# ---------------------------------------------------------------- the training
+
+
+@final
+class _Share:
+    """A member's meter: its part of what the group drew, as the group's window has split it."""
+
+    def __init__(self) -> None:
+        self.drawn: Measurement | None = None
+
+    def epoch_begin(self) -> None:
+        pass
+
+    def epoch_end(self) -> Measurement | None:
+        drawn, self.drawn = self.drawn, None
+        return drawn
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class _Placement:
+    """The members of a placement, their runs, and the window that meters all of them at once."""
+
+    def __init__(
+        self,
+        task: Task,
+        specs: Sequence[Spec],
+        settings: Settings,
+        sinks: Sequence[Sink],
+        tell: Callable[[int, End], None],
+        devices: tuple[str, ...],
+        threads: int,
+    ) -> None:
+        self._task = task
+        self._specs = specs
+        self._tell = tell
+        self._open: set[int] = set(range(len(specs)))
+        self._runs: dict[int, Run] = {}
+        self._files: dict[int, FileCheckpoints] = {}
+        self._shares: dict[int, _Share] = {}
+        self._seconds: dict[int, float] = {}
+        self._began_s = 0.0
+        self._meter: EpochMeter | None = meter_of(settings, specs[0], devices)
+        for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
+            try:
+                self._files[number] = files_of(spec, settings)
+                self._shares[number] = _Share()
+                self._runs[number] = make_run(
+                    spec,
+                    settings,
+                    sink,
+                    checkpoints=self._files[number],
+                    devices=devices,
+                    threads=threads,
+                    meter=None if self._meter is None else self._shares[number],
+                )
+            except Exception as error:
+                self._end(number, error)
+
+    def train(self, most: int) -> None:
+        """Train all members to the ends of their segments."""
+        from penstock.train._fused_loop import train_fused
+
+        for number, run in list(self._runs.items()):
+            until = self._specs[number].until
+            if until is not None and run._epoch >= until:  # it was done before, only nobody knew
+                self._end(number, None)
+        numbers = sorted(self._open)
+        runs = [self._runs[number] for number in numbers]
+        train_fused(
+            self._task,
+            runs,
+            most=most,
+            ended=lambda at, error: self._end(numbers[at], error),
+            window=_Window(self, numbers),
+        )
+
+    def left(self) -> dict[int, Spec]:
+        """Segments that have not ended, from where they are now."""
+        found = {}
+        for number in sorted(self._open):
+            run = self._runs.get(number)
+            spec = self._specs[number]
+            found[number] = spec if run is None else spec._replace(known=max(spec.known, run._last_reported))
+        return found
+
+    def close(self) -> None:
+        """Nothing more is measured; a checkpoint that was begun and not finished is thrown away."""
+        if self._meter is not None:
+            self._meter.close()
+        for files in self._files.values():
+            files.discard()
+
+    def _end(self, number: int, error: BaseException | None) -> None:
+        run = self._runs.get(number)
+        if error is None and run is not None:
+            try:
+                self.settle(number)
+                run._finish(None)
+            except BaseException as unwind:
+                error = unwind
+        self._open.discard(number)
+        if number in self._files:
+            self._files[number].discard()
+        self._tell(number, conclude(run, self._specs[number], error))
+
+    # -- the window -------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """An epoch of all members begins."""
+        self._began_s = time.perf_counter()
+        if self._meter is not None:
+            self._meter.epoch_begin()
+
+    def finish(self, samples: Mapping[int, float]) -> None:
+        """It is over: time and energy are split among those that trained, weighted by their samples."""
+        from penstock.energy import attribute_fused
+
+        spent_s = time.perf_counter() - self._began_s
+        whole = sum(samples.values())
+        self._seconds = {number: spent_s * part / whole for number, part in samples.items()}
+        drawn = None if self._meter is None else self._meter.epoch_end()
+        if drawn is None:
+            return
+        for number, part in attribute_fused(drawn, samples).parts.items():
+            energy = part.energy
+            self._shares[number].drawn = replace(energy, uncertainty=drawn.uncertainty)
+
+    def settle(self, number: int) -> None:
+        """The member's epoch is about to be closed: it took its part of the group's time."""
+        seconds = self._seconds.pop(number, None)
+        if seconds is not None:
+            self._runs[number]._mark_s = time.perf_counter() - seconds
+
+
+@final
+class _Window:
+    """What the fused loop calls around an epoch, in its own numbers."""
+
+    def __init__(self, placement: _Placement, numbers: Sequence[int]) -> None:
+        self._placement = placement
+        self._numbers = numbers
+
+    def begin(self) -> None:
+        self._placement.begin()
+
+    def end(self, samples: Mapping[int, float]) -> None:
+        self._placement.finish({self._numbers[at]: count for at, count in samples.items()})
+
+    def settle(self, at: int) -> None:
+        self._placement.settle(self._numbers[at])
+
+
+__all__ = ["SHORT_S", "run_fused"]

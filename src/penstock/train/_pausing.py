@@ -1,0 +1,547 @@
+"""Trials that run in the bubbles of a host job: they stop between layers at a bubble's end and go on in the next.
+
+The two sides meet in a folder (best in memory, ``/dev/shm``), one pair of files per stage: a page of shared memory,
+in which the host writes until when its device is lent, and a FIFO, through which it wakes a waiting trial. The host
+never waits: to lend is one write into memory (and one byte through the FIFO if a trial sleeps), to take back is one
+write (Hydro 5.1).
+"""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import inspect
+import math
+import mmap
+import os
+import select
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.train._task import Task
+
+_SLOTS = 16  # doubles in the page
+_UNTIL, _CLOSED_AT, _WAITING, _OPENED, _LENT_S, _FREE_BYTES, _STEPS, _WORKED_S, _PAUSES, _OVERRUN_S = range(
+    10
+)
+_ENDED = -1.0
+_ALIVE_S = 0.5  # how often a waiting trial looks whether its host still lives
+
+
+def _now_s() -> float:
+    """The machine's monotonic clock, which all its processes share."""
+    return time.monotonic()
+
+
+def _page(path: Path) -> memoryview[float]:
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 8 * _SLOTS)).cast("d")
+
+
+def _wake_of(path: Path) -> Path:
+    return path.with_suffix(".wake")
+
+
+def _alive(wake: int) -> bool:
+    """Whether a host holds the FIFO's lock: the system gives it back however the host ends."""
+    try:
+        fcntl.flock(wake, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(wake, fcntl.LOCK_UN)
+    return False
+
+
+# ------------------------------------------------------------ the host's side
+
+
+@final
+class Host:
+    """The hook in a pipeline-parallel job: reports one stage's bubbles, so that trials can run in them.
+
+    Between ``step()`` and the end of its block, whatever is not computed (forward, backward) is a bubble. Their lengths
+    are learned over the first steps and followed from then on; only those that are long enough are lent, each until
+    shortly before it is expected to end.
+
+    Example::
+
+        host = pk.bubbles.Host("/dev/shm/llm", stage=rank)
+        host.watch(stage)                       # a torch.distributed.pipelining stage
+        for batch in loader:
+            with host.step():
+                schedule.step(batch)
+            optimizer.step()
+        host.close()
+
+    Not for several threads. One Host per stage and process.
+
+    Args:
+        folder: Where hosts and trials meet; made if missing.
+        stage: The stage's number.
+        free_bytes: The device memory that trials may use there; None: not known.
+        least_s: Shorter bubbles are not lent.
+        learn_steps: Steps that are only watched.
+        early: How much before the expected end a bubble ends for trials, as a part of its length.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        stage: int = 0,
+        free_bytes: int | None = None,
+        least_s: float = 0.003,
+        learn_steps: int = 3,
+        early: float = 0.1,
+    ) -> None:
+        if not hasattr(os, "mkfifo"):
+            raise Unsupported("Bubbles need FIFOs, which this system lacks: use Linux or macOS.")
+        if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+            raise InvalidInput(f"stage must be a whole number of at least 0, got {stage!r}.")
+        if not (0 <= early < 1 and least_s > 0 and learn_steps >= 1):
+            raise InvalidInput(
+                "early must be in [0, 1), least_s above 0, learn_steps at least 1, "
+                f"got {early}, {least_s}, {learn_steps}."
+            )
+        self.stage = stage
+        self.least_s, self.learn_steps, self.early = least_s, learn_steps, early
+        base = Path(folder)
+        base.mkdir(parents=True, exist_ok=True)
+        self.path = base / f"stage{stage}.bubble"
+        with suppress(FileNotFoundError):
+            _wake_of(self.path).unlink()
+        os.mkfifo(_wake_of(self.path), 0o600)
+        self._wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
+        fcntl.flock(self._wake, fcntl.LOCK_EX)
+        with tempfile.NamedTemporaryFile(dir=base, delete=False) as file:  # trials must not see half a page
+            file.write(bytes(8 * _SLOTS))
+        Path(file.name).replace(self.path)
+        self._words = _page(self.path)
+        self._words[_FREE_BYTES] = math.nan if free_bytes is None else float(free_bytes)
+        self._gaps: list[deque[float]] = []
+        self._at = 0
+        self._gap_began: float | None = None
+        self._steps = 0
+
+    # ---------------------------------------------- reporting
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one step of the pipeline's schedule (not the optimizer's)."""
+        self._at = 0
+        self._begin_gap()
+        try:
+            yield
+        finally:
+            self._end_gap()
+            self._steps += 1
+            self._words[_STEPS] = float(self._steps)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around everything the stage computes within a step; ``watch`` does this for torch's pipelining."""
+        self._end_gap()
+        try:
+            yield
+        finally:
+            self._at += 1
+            self._begin_gap()
+
+    def watch(self, stage: Any) -> Any:
+        """Report the forward and backward passes of a ``torch.distributed.pipelining`` stage, and give it back."""
+        names = [
+            n
+            for n in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+            if hasattr(stage, n)
+        ]
+        if len(names) < 2:
+            raise InvalidInput(
+                f"watch takes a stage of torch.distributed.pipelining, got {type(stage).__name__}."
+            )
+        for name in names:
+            setattr(stage, name, self._watched(getattr(stage, name)))
+        return stage
+
+    def _watched(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.computing():
+                return compute(*args, **kwargs)
+
+        return watched
+
+    def _begin_gap(self) -> None:
+        now = self._gap_began = _now_s()
+        if self._steps < self.learn_steps or self._at >= len(self._gaps):
+            return
+        length_s = self.expected_s(self._at)
+        if length_s >= self.least_s:
+            self.lend(length_s * (1 - self.early), now)
+
+    def _end_gap(self) -> None:
+        if self._gap_began is None:
+            return
+        now = self.take_back()
+        if self._at == len(self._gaps):
+            self._gaps.append(deque(maxlen=16))
+        self._gaps[self._at].append(now - self._gap_began)
+        self._gap_began = None
+
+    def expected_s(self, gap: int) -> float:
+        """How long a step's ``gap``-th bubble is expected to last: a cautious quarter of the last ones were shorter."""
+        seen = sorted(self._gaps[gap])
+        return seen[len(seen) // 4]
+
+    @property
+    def bubbles_s(self) -> list[float]:
+        """The expected lengths of a step's gaps, long and short."""
+        return [self.expected_s(gap) for gap in range(len(self._gaps))]
+
+    # ---------------------------------------------- lending
+
+    def lend(self, length_s: float = math.inf, now_s: float | None = None) -> None:
+        """Lend the device for ``length_s``, or until it is taken back."""
+        now = _now_s() if now_s is None else now_s
+        words = self._words
+        words[_OPENED] = now
+        words[_UNTIL] = now + length_s
+        if words[_WAITING]:
+            with suppress(BlockingIOError):  # full: whoever sleeps has bytes enough to wake up
+                os.write(self._wake, b".")
+
+    def take_back(self) -> float:
+        """End a bubble, now; returns the time."""
+        now = _now_s()
+        words = self._words
+        if words[_UNTIL] > 0:
+            words[_CLOSED_AT] = now
+            words[_LENT_S] += min(now, words[_UNTIL]) - words[_OPENED]
+            words[_UNTIL] = 0.0
+        return now
+
+    @property
+    def lent_s(self) -> float:
+        """How long the device has been lent, in all."""
+        return self._words[_LENT_S]
+
+    @property
+    def guest(self) -> GuestUse:
+        """What a trial has made of it."""
+        return _use(self._words)
+
+    def close(self) -> None:
+        """The host job has ended: its device is free, and a trial there goes on without pauses."""
+        if self._wake < 0:
+            return
+        self._words[_UNTIL] = _ENDED
+        with suppress(BlockingIOError):
+            os.write(self._wake, b".")
+        os.close(self._wake)
+        self._wake = -1
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GuestUse:
+    """What a trial made of the bubbles.
+
+    Attributes:
+        worked_s: How long its layers have worked.
+        pauses: How often it has stopped.
+        overrun_s: The most that it worked on after a bubble's end.
+    """
+
+    worked_s: float
+    pauses: int
+    overrun_s: float
+
+
+def _use(words: memoryview[float]) -> GuestUse:
+    return GuestUse(words[_WORKED_S], int(words[_PAUSES]), words[_OVERRUN_S])
+
+
+# ------------------------------------------------------------ the trial's side
+
+
+@final
+class Gate:
+    """Where a trial passes between its layers: it waits there while the host computes.
+
+    A layer begins only if, by what it took before, it ends before the bubble does. The first layer of a bubble always
+    begins, so that a layer longer than every bubble is an overrun (counted) and not a trial that hangs for ever.
+
+    One trial at a time: the gate is locked until it is closed or its process ends.
+
+    Args:
+        path: A stage's ``.bubble`` file.
+        slack_s: How long before the end of a bubble to stop.
+
+    Raises:
+        InvalidInput: There is no such file.
+        Unsupported: Another trial holds it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, slack_s: float = 0.0002) -> None:
+        self.path = Path(path)
+        try:
+            self._lock = os.open(self.path, os.O_RDWR)
+        except OSError as error:
+            raise InvalidInput(
+                f"No bubbles at {self.path}: {error.strerror}. Has the host job started?"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise Unsupported(f"The bubbles at {self.path} are another trial's.") from error
+        self.slack_s = slack_s
+        self._words = _page(self.path)
+        self._wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
+        self._took: dict[object, float] = {}
+        self._slot: object = None
+        self._since = 0.0
+
+    @classmethod
+    def any(cls, folder: str | os.PathLike[str], *, slack_s: float = 0.0002) -> Gate:
+        """A gate of a host's that no other trial holds.
+
+        Raises:
+            InvalidInput: The folder has none.
+            Unsupported: All are held.
+        """
+        paths = sorted(Path(folder).glob("*.bubble"))
+        if not paths:
+            raise InvalidInput(f"No host job lends bubbles in {folder}: start it first.")
+        for path in paths:
+            with suppress(Unsupported):
+                return cls(path, slack_s=slack_s)
+        raise Unsupported(f"All {len(paths)} stages in {folder} have their trial: use fewer devices.")
+
+    @property
+    def use(self) -> GuestUse:
+        """What was made of the bubbles."""
+        return _use(self._words)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """The device memory that the host leaves free; None: not known."""
+        found = self._words[_FREE_BYTES]
+        return None if math.isnan(found) else int(found)
+
+    def passage(self, slot: object) -> None:
+        """Go through when there is time for what comes next; ``slot`` says what that is."""
+        now = _now_s()
+        if self._slot is not None:
+            self._account(now)
+        until = self._words[_UNTIL]
+        if until != _ENDED and now + self._took.get(slot, 0.0) + self.slack_s > until:
+            now = self._pause(slot, now)
+        self._slot, self._since = slot, now
+
+    def rest(self) -> None:
+        """Say that what comes next (data, saving, the next trial) is no layer's work, and not counted as such."""
+        if self._slot is not None:
+            self._account(_now_s())
+            self._slot = None
+
+    def _account(self, now: float) -> None:
+        took = now - self._since
+        words = self._words
+        words[_WORKED_S] += took
+        old = self._took.get(self._slot)
+        self._took[self._slot] = took if old is None else 0.8 * old + 0.2 * took
+        closed = words[_CLOSED_AT]
+        if closed > self._since:  # the bubble ended while the layer ran
+            words[_OVERRUN_S] = max(words[_OVERRUN_S], now - closed)
+
+    def _pause(self, slot: object, now: float) -> float:
+        """Sleep until a bubble begins (or the host is gone); returns the time."""
+        words = self._words
+        words[_PAUSES] += 1
+        paused = now
+        words[_WAITING] = 1.0
+        try:
+            while True:
+                now = _now_s()
+                until = words[_UNTIL]
+                if until == _ENDED:
+                    return now
+                need = self._took.get(slot, 0.0) + self.slack_s
+                if until > now and (now + need <= until or words[_OPENED] > paused):
+                    return now
+                if until <= now:
+                    if not select.select([self._wake], [], [], _ALIVE_S)[0]:
+                        if not _alive(self._wake):
+                            words[_UNTIL] = _ENDED
+                    else:
+                        with suppress(BlockingIOError):
+                            os.read(self._wake, 4096)
+                else:  # a bubble that is too short for this layer: wait for the next
+                    time.sleep(max(0.0, until - now))
+        finally:
+            words[_WAITING] = 0.0
+
+    def attach(self, model: Any) -> Any:
+        """Let a model stop before each module's forward and backward pass; gives it back."""
+        for module in model.modules():
+            module.register_forward_pre_hook(_Forward(self, id(module)))
+            module.register_forward_hook(_Backward(self, id(module)))
+        model.register_forward_hook(_Rest(self))
+        return model
+
+    def attach_optimizer(self, optimizer: Any) -> Any:
+        """Let an optimizer wait before each step; gives it back."""
+        register = getattr(optimizer, "register_step_pre_hook", None)
+        if register is not None:
+            register(_Step(self))
+            optimizer.register_step_post_hook(_Rest(self))
+        return optimizer
+
+    def close(self) -> None:
+        """Give the gate to others."""
+        if self._lock < 0:
+            return
+        os.close(self._wake)
+        os.close(self._lock)
+        self._lock = -1
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Hook:
+    """A hook that copies of its model share: the gate is the process's."""
+
+    def __init__(self, gate: Gate, name: int = 0) -> None:
+        self.gate, self.name = gate, name
+
+    def __deepcopy__(self, memo: object) -> _Hook:
+        return self
+
+
+@final
+class _Forward(_Hook):
+    def __call__(self, module: Any, args: Any) -> None:
+        self.gate.passage((self.name, "forward", module.training))
+
+
+@final
+class _Backward(_Hook):
+    """On the graph's nodes, not on the module: module backward hooks would forbid in-place layers behind it."""
+
+    def __call__(self, module: Any, args: Any, output: Any) -> None:
+        for node in _nodes(output):
+            node.register_prehook(self._pass)
+
+    def _pass(self, gradients: Any) -> None:
+        self.gate.passage((self.name, "backward"))
+
+
+@final
+class _Step(_Hook):
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.gate.passage("optimizer")
+
+
+@final
+class _Rest(_Hook):
+    """After a step, and after a forward pass that no backward pass follows."""
+
+    def __call__(self, source: Any, args: Any, rest: Any) -> None:
+        if not getattr(source, "training", False):
+            self.gate.rest()
+
+
+def _nodes(output: Any) -> Iterator[Any]:
+    """The graph's nodes that made an output, which may be nested."""
+    if isinstance(output, tuple | list):
+        for item in output:
+            yield from _nodes(item)
+    elif isinstance(output, Mapping):
+        for item in output.values():
+            yield from _nodes(item)
+    else:
+        node = getattr(output, "grad_fn", None)
+        if node is not None:
+            yield node
+
+
+# ------------------------------------------------------------ tasks
+
+_gates: dict[str, Gate] = {}
+
+
+def gate_of(folder: str | os.PathLike[str], *, background: bool = True) -> Gate:
+    """This process's gate in a folder: taken at the first call, held as long as the process lives.
+
+    Args:
+        folder: Where the hosts are.
+        background: Also let the system run this process only where no other wants the core (SCHED_IDLE), where it can.
+    """
+    key = str(Path(folder).resolve())
+    if key not in _gates:
+        _gates[key] = Gate.any(folder)
+        if background and hasattr(os, "SCHED_IDLE"):
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    return _gates[key]
+
+
+@final
+class _Attached:
+    """A factory of models or optimizers whose products pause; it has the signature of the original."""
+
+    def __init__(self, make: Callable[..., Any], folder: str, what: str, background: bool) -> None:
+        self.make, self.folder, self.what, self.background = make, folder, what, background
+        self.__name__ = getattr(make, "__name__", type(make).__name__)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.make)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made = self.make(*args, **kwargs)
+        gate = gate_of(self.folder, background=self.background)
+        return gate.attach(made) if self.what == "model" else gate.attach_optimizer(made)
+
+
+def squeeze_task(task: Task, folder: str | os.PathLike[str], *, background: bool = True) -> Task:
+    """A task whose trials run in the bubbles that hosts lend in ``folder``, with the results they have alone.
+
+    Each worker process takes one stage's bubbles for itself: give the study as many devices as there are stages, and
+    ``fuse=False``.
+
+    Args:
+        task: The task.
+        folder: Where the host's ``Host``s are.
+        background: Also let the system run trials only on cores that nobody else wants, where it can (Linux); what a
+            trial does between its layers then can't disturb the host either.
+    """
+    if not isinstance(task, Task):
+        raise InvalidInput(
+            f"squeeze takes a pk.Task, got {task!r}. In a training function, use pk.bubbles.Gate."
+        )
+    other = copy.copy(task)
+    base = str(Path(folder).resolve())
+    other.model = _Attached(task.model, base, "model", background)
+    make = task.optimizer
+    if isinstance(make, Mapping):
+        other.optimizer = {name: _Attached(one, base, "optimizer", background) for name, one in make.items()}
+    else:
+        other.optimizer = _Attached(make, base, "optimizer", background)
+    return other

@@ -1,0 +1,197 @@
+"""A probe: a few iterations of a training, timed while others run beside it (Fluid 5: overheads are measured)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, final
+
+from penstock.train._checkpoint import Found, Report
+from penstock.train._run import Sink, Unwind
+from penstock.train._worker import End, Settings, Spec, execute
+
+_WAIT_S = 0.002
+_SKIPPED = 2  # first iterations: libraries load, caches fill
+
+
+def probe(
+    work: Callable[..., Any],
+    spec: Spec,
+    settings: Settings,
+    sink: Sink,
+    facts: Mapping[str, Any],
+    *,
+    devices: tuple[str, ...],
+    threads: int,
+) -> End:
+    """Train until enough iterations are timed; report ``iteration_s``, ``setup_s`` and ``memory_bytes``.
+
+    ``facts["probe"]``: ``path``, a folder by which the probes that run together find each other; ``size``, how many;
+    ``number``, which one this is; ``iterations`` to time, ``limit_s`` to wait at most, and ``cores`` that they share
+    (0: they stay where they are).
+    """
+    told = facts["probe"]
+    timer = _Timer(told)
+    world = facts.get("world")
+    with _on_cores(told["cores"]):
+        execute(
+            work,
+            spec,
+            replace(settings, make_meter=timer.meter),
+            _Silent(timer),
+            devices=devices,
+            threads=threads,
+            checkpoints=_Nowhere(),
+            world=world,
+        )
+    times = timer.times
+    if not times:
+        return End("failed", 0, f"no iteration was over within {told['limit_s']:g} s")
+    metrics = {"iteration_s": median(times), "setup_s": timer.setup_s, "memory_bytes": float(_memory_bytes())}
+    sink.reported((1, metrics, sum(times), None))
+    return End("completed", 1)
+
+
+@final
+class _Timer:
+    """Stands in for the meter: it hears of every iteration, or else of every epoch."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self._folder = Path(told["path"])
+        self._number, self._size = told["number"], told["size"]
+        self._wanted, self._limit_s = told["iterations"], told["limit_s"]
+        self._began_s = time.perf_counter()
+        self._count = 0
+        self._by_iteration = False
+        self._mark_s = 0.0
+        self.setup_s = 0.0
+        self.times: list[float] = []
+        self.done = False
+
+    def meter(self, devices: tuple[str, ...]) -> _Timer:
+        return self
+
+    def on_iteration(self, samples: float) -> None:
+        self._by_iteration = True
+        self._tick()
+        if self.done:
+            raise Unwind
+
+    def epoch(self) -> None:
+        if not self._by_iteration:
+            self._tick()
+
+    def _tick(self) -> None:
+        now_s = time.perf_counter()
+        self._count += 1
+        if self._count == 1:
+            self.setup_s = now_s - self._began_s
+        if self._by_iteration and self._count < _SKIPPED:
+            return
+        if self._count == (_SKIPPED if self._by_iteration else 1):
+            self._meet("ready")
+        else:
+            self.times.append(now_s - self._mark_s)
+            if len(self.times) == self._wanted or now_s - self._began_s > self._limit_s:
+                self._say("done")
+            # Until all are done each keeps the others company; what it does then counts, too.
+            enough = len(self.times) >= self._wanted or now_s - self._began_s > self._limit_s
+            self.done = enough and (self._all("done") or now_s - self._began_s > 2 * self._limit_s)
+        self._mark_s = time.perf_counter()
+
+    def _say(self, word: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / f"{word}-{self._number}").touch()
+
+    def _all(self, word: str) -> bool:
+        return all((self._folder / f"{word}-{number}").exists() for number in range(self._size))
+
+    def _meet(self, word: str) -> None:
+        self._say(word)
+        deadline_s = time.perf_counter() + self._limit_s
+        while not self._all(word) and time.perf_counter() < deadline_s:
+            time.sleep(_WAIT_S)
+
+    def epoch_begin(self) -> None:
+        pass
+
+    def epoch_end(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class _Silent:
+    """Where a probe's reports go: nowhere."""
+
+    def __init__(self, timer: _Timer) -> None:
+        self._timer = timer
+
+    def reported(self, report: Report) -> None:
+        self._timer.epoch()
+
+    def saved(self, epoch: int, path: str) -> None:
+        pass
+
+    def told(self) -> tuple[str, bool] | None:
+        return ("profiled", False) if self._timer.done else None
+
+
+@final
+class _Nowhere:
+    """Checkpoints that are not kept."""
+
+    def find(self) -> Found | None:
+        return None
+
+    def stage(self, state: Any) -> None:
+        pass
+
+    def commit(self, epoch: int, reports: Sequence[Report]) -> str | None:
+        return None
+
+    def discard(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _on_cores(count: int) -> Any:
+    """Keep to the first ``count`` cores, so that probes of one device share it while the others are idle."""
+    if count < 1 or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    # Threads that run already keep theirs: each is told.
+    chosen = set(sorted(before)[:count])
+    for thread in _threads():
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(thread, chosen)
+    try:
+        yield
+    finally:
+        for thread in _threads():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, before)
+
+
+def _threads() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:
+        return [0]
+
+
+def _memory_bytes() -> int:
+    """The most device memory this process has held; 0 without a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.max_memory_reserved())

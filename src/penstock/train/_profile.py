@@ -1,0 +1,454 @@
+"""Profile: measures random structures of a task on a device and fits predictors to them (HyperPower 3.3).
+
+Imports torch lazily, when something is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from penstock.core import Config, Measurement, Source
+from penstock.core.errors import InvalidInput, PenstockError, SensorError
+from penstock.predict import Features, Predictor, Predictors
+
+if TYPE_CHECKING:
+    from penstock.energy import Sensor
+    from penstock.train._task import Task
+
+Measure: TypeAlias = Callable[[Config], Mapping[str, "Measurement | float"]]
+"""A device of the user's own: quantities of a configuration, by name."""
+
+_INFERENCE = ("power_w", "memory_bytes", "latency_s", "params", "flops")
+_TRAINING = ("epoch_s", "epoch_j")
+_EXTRA = ("params", "flops")
+_ROUNDS = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProfileSample:
+    """What was measured of one structure.
+
+    Attributes:
+        config: The configuration.
+        values: By quantity.
+        error: Why it could not be measured; empty if it was.
+    """
+
+    config: Config
+    values: Mapping[str, Measurement] = field(default_factory=dict)
+    error: str = ""
+
+
+@final
+class Profile:
+    """Draws random configurations, builds each network, and measures its inference on the target device.
+
+    ``Profile(task, space).collect(100)`` gives ``Predictors`` of power, memory, latency, parameters and FLOPs, for
+    ``Study(limits=...)`` and to keep in a store. Every figure has its source: power is measured where the device has a
+    counter and estimated from CPU time elsewhere; memory is the allocator's peak on a GPU, and on a CPU what
+    the network's tensors need at the most, which is estimated.
+
+    Args:
+        task: The task; only its model and data are used (and the loop, with ``training=True``).
+        space: The space; what is marked ``structural`` is what predictions look at.
+        device: Where to run, ``"cpu"`` or ``"cuda:0"``.
+        batch_size: Rows of an inference batch; default: the task's ``eval_batch_size``.
+        seconds: How long each structure runs, after a warm-up, for its power and latency.
+        training: Also measure some steps of training, for ``epoch_s`` and ``epoch_j``.
+        sensors: Read these instead of the device's; not closed.
+        measure: A function of the configuration that measures instead (another machine, a simulator).
+        name: The task's name in a store; default: the model factory's.
+    """
+
+    def __init__(
+        self,
+        task: Task | None,
+        space: Any,
+        *,
+        device: str = "cpu",
+        batch_size: int | None = None,
+        seconds: float = 0.2,
+        training: bool = False,
+        sensors: Sequence[Sensor] | None = None,
+        measure: Measure | None = None,
+        name: str | None = None,
+    ) -> None:
+        if task is None and measure is None:
+            raise InvalidInput(
+                "A profile needs a task to build and run, or measure=, a function that measures."
+            )
+        if task is not None and measure is None and not hasattr(task, "build_model"):
+            raise InvalidInput(f"A profile needs a Task, which tells how to build the network, got {task!r}.")
+        if not seconds > 0:
+            raise InvalidInput(f"seconds must be above 0, got {seconds!r}.")
+        self.task, self.space, self.device = task, space, device
+        self.batch_size = batch_size
+        self.seconds, self.training = seconds, training
+        self._sensors, self._measure = sensors, measure
+        made_by = None if task is None else getattr(task.model, "__name__", None)
+        self.name = name or made_by or "task"
+        self.samples: list[ProfileSample] = []
+        self._traced: dict[str, dict[str, float]] = {}
+
+    def collect(
+        self,
+        samples: int = 100,
+        *,
+        seed: int = 0,
+        folds: int = 10,
+        on_sample: Callable[[int, ProfileSample], None] | None = None,
+    ) -> Predictors:
+        """Measure so many structures and fit predictors to all measured so far.
+
+        Structures that fail to build or run are kept with their error in ``samples`` and left out.
+
+        Args:
+            samples: How many.
+            seed: Of the draws.
+            folds: Of the cross validation.
+            on_sample: Told of each one.
+
+        Raises:
+            InvalidInput: Too few could be measured; shows the first error.
+        """
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise InvalidInput(f"samples must be a whole number of at least 1, got {samples!r}.")
+        for index in range(samples):
+            sample = self._sample(self.space.sample(_mixed(seed, len(self.samples))))
+            self.samples.append(sample)
+            if on_sample is not None:
+                on_sample(index, sample)
+        return self.fit(folds=folds, seed=seed)
+
+    def fit(self, *, folds: int = 10, seed: int = 0) -> Predictors:
+        """Predictors of what was measured so far."""
+        good = [sample for sample in self.samples if not sample.error]
+        if len(good) < 3:
+            broken = next((f" The first failed: {s.error}" for s in self.samples if s.error), "")
+            raise InvalidInput(
+                f"{len(good)} of {len(self.samples)} structures could be measured, too few.{broken}"
+            )
+        configs = [sample.config for sample in good]
+        models: dict[str, Predictor] = {}
+        for quantity in dict.fromkeys(name for sample in good for name in sample.values):
+            known = [
+                (c, s.values[quantity]) for c, s in zip(configs, good, strict=True) if quantity in s.values
+            ]
+            if len(known) < 3 or any(value.value <= 0 for _, value in known):
+                continue
+            if self._measure is None and quantity in _EXTRA:
+                continue  # counted from the traced network, not predicted
+            # A batch size is not structural, but an epoch's time depends on it.
+            structural = quantity not in _TRAINING
+            extra = () if self._measure is not None else _EXTRA
+            models[quantity] = Predictor.fit(
+                quantity,
+                Features.of(self.space, structural=structural, extra=extra),
+                [config for config, _ in known],
+                [value.value for _, value in known],
+                extra=self.traced if extra else None,
+                folds=folds,
+                seed=seed,
+                source=max(value.source for _, value in known),
+            )
+        # What the predictors were fitted with must be there when they are asked: drop extras that never paid.
+        return Predictors(
+            {name: _without_unused(model) for name, model in models.items()},
+            device=self.device_name,
+            task=self.name,
+            features=Features.of(self.space),
+            extra=self.traced if self._measure is None else None,
+            exact=_EXTRA if self._measure is None else (),
+        )
+
+    @property
+    def device_name(self) -> str:
+        """The device's model."""
+        if self._measure is not None:
+            return str(getattr(self._measure, "device", self.device))
+        if self.device.startswith("cuda"):
+            import torch
+
+            return torch.cuda.get_device_name(self.device)
+        import platform
+
+        return platform.processor() or platform.machine() or "cpu"
+
+    def traced(self, config: Config) -> dict[str, float]:
+        """Parameters and FLOPs of the network a configuration makes, without running it; kept for the next time."""
+        key = self._key(config)
+        if key not in self._traced:
+            if len(self._traced) > 20_000:
+                self._traced.clear()
+            self._traced[key] = _trace(self._task(), config, self._rows())
+        return self._traced[key]
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _key(self, config: Config) -> str:
+        names = self.space.structural or self.space.names
+        return repr(sorted((name, repr(value)) for name, value in config.items() if name in names))
+
+    def _task(self) -> Task:
+        if self.task is None:
+            raise InvalidInput("This profile has no task to build networks of.")
+        return self.task
+
+    def _rows(self) -> int:
+        return self.batch_size or self._task().eval_batch_size
+
+    def _sample(self, config: Config) -> ProfileSample:
+        try:
+            if self._measure is not None:
+                found = {
+                    name: value
+                    if isinstance(value, Measurement)
+                    else Measurement(float(value), _UNITS.get(name, ""), Source.SIMULATED)
+                    for name, value in self._measure(config).items()
+                }
+                return ProfileSample(config, found)
+            values = self._run(config)
+            self._traced[self._key(config)] = {n: values[n].value if n in values else 0.0 for n in _EXTRA}
+            return ProfileSample(config, values)
+        except PenstockError as error:
+            return ProfileSample(config, error=str(error))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            # A structure that can't be built (a kernel larger than its input) is an answer, not a defect.
+            return ProfileSample(config, error=f"{type(error).__name__}: {error}")
+
+    def _run(self, config: Config) -> dict[str, Measurement]:
+        import torch
+
+        from penstock.energy import Meter, sensors_for
+        from penstock.train._loop import _forward, private_randomness
+
+        task = self._task()
+        device = torch.device(self.device)
+        values: dict[str, Measurement] = {}
+        sensors = self._sensors if self._sensors is not None else sensors_for([_device_id(device)])
+        try:
+            with private_randomness(), torch.no_grad():
+                torch.manual_seed(0)
+                model, _ = task.build_model(task.hyperparameters(config))
+                model = model.to(device).eval()
+                data = task.load(device)
+                source = data.val or data.train
+                inputs, _ = next(iter(source.batches(min(self._rows(), source.n))))
+                forward = task.forward or _forward
+                forward(model, inputs)  # lazy layers take their shapes here
+                values["params"] = Measurement(_params(model), "", Source.MEASURED)
+                values["flops"] = Measurement(_flops(lambda: forward(model, inputs)), "", Source.MEASURED)
+                values["memory_bytes"] = _memory(lambda: forward(model, inputs), model, inputs, device)
+                meter = Meter(sensors)
+                times, window = _repeat(lambda: forward(model, inputs), device, self.seconds, meter)
+                values["latency_s"] = Measurement(
+                    statistics.median(times), "s", Source.MEASURED, _spread(times)
+                )
+                # No figure is better than a made-up one: without a sensor the quantity has no predictor.
+                with contextlib.suppress(SensorError):
+                    values["power_w"] = window.power
+            if self.training:
+                values |= self._train(config, sensors)
+        finally:
+            if self._sensors is None:
+                for sensor in sensors:
+                    sensor.close()
+        return {name: value for name, value in values.items() if value.value > 0}
+
+    def _train(self, config: Config, sensors: Sequence[Sensor]) -> dict[str, Measurement]:
+        """Some steps of training, scaled to an epoch."""
+        from penstock.energy import Meter
+        from penstock.train._loop import Trainer, private_randomness
+
+        with private_randomness():
+            trainer = Trainer(self._task(), config, seed=0, device=self.device, lr_is_found=True)
+            if trainer.lr == 0.0:
+                trainer.set_lr(1e-3)
+            source, size = trainer.data.train, trainer.batch_size
+            trainer.model.train()
+
+            def steps(count: int) -> None:
+                done = 0
+                while done < count:
+                    for batch in source.batches(size):
+                        trainer.run_steps([batch])
+                        done += 1
+                        if done == count:
+                            return
+
+            steps(2)
+            start = time.perf_counter()
+            steps(2)
+            one_s = max((time.perf_counter() - start) / 2, 1e-6)
+            count = max(3, min(trainer.steps_per_epoch, math.ceil(self.seconds / one_s)))
+            window = Meter(sensors).window("training")
+            steps(count)
+            _finish(trainer.device)
+            window.end()
+        scale = trainer.steps_per_epoch / count
+        found = {"epoch_s": Measurement(window.time_s * scale, "s", Source.MEASURED)}
+        with contextlib.suppress(SensorError):
+            found["epoch_j"] = window.energy.scaled(scale)
+        return found
+
+
+_UNITS = {"power_w": "W", "memory_bytes": "bytes", "latency_s": "s", "epoch_s": "s", "epoch_j": "J"}
+
+
+def _without_unused(model: Predictor) -> Predictor:
+    """The predictor without extra features, where its form has no use for them: tracing a network takes time."""
+    if not model.features.extra or model.form.terms.endswith(("extra", "all")):
+        return model
+    data = model.to_json()
+    kept = len(model.features.columns)
+    data["features"]["extra"] = []
+    data["rows"] = [row[:kept] for row in data["rows"]]
+    return Predictor.from_json(data)
+
+
+def _trace(task: Task, config: Config, rows: int) -> dict[str, float]:
+    """Parameters and FLOPs by shapes alone, on torch's meta device; a network that can't be there is run."""
+    import torch
+
+    from penstock.train._loader import flatten
+    from penstock.train._loop import _forward, private_randomness
+
+    data = task.load(torch.device("cpu"))
+    source = data.val or data.train
+    inputs, _ = next(iter(source.batches(min(rows, source.n))))
+    forward = task.forward or _forward
+
+    def count(device: str) -> dict[str, float]:
+        with torch.device(device):
+            model, _ = task.build_model(task.hyperparameters(config))
+        model = model.to(device).eval()
+        leaves, rebuild = flatten(inputs)
+        batch = rebuild([leaf.to(device) for leaf in leaves])
+        forward(model, batch)  # lazy layers take their shapes here
+        flops = _flops(lambda: forward(model, batch))
+        return {"params": _params(model), "flops": flops}
+
+    with private_randomness(), torch.no_grad():
+        try:
+            return count("meta")
+        except (RuntimeError, NotImplementedError):
+            return count("cpu")
+
+
+def _params(model: Any) -> float:
+    return float(sum(p.numel() for p in model.parameters() if p.requires_grad))
+
+
+def _flops(run: Callable[[], Any]) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return float(counter.get_total_flops())
+
+
+def _memory(run: Callable[[], Any], model: Any, inputs: Any, device: Any) -> Measurement:
+    """The most memory a forward pass needs, with the weights and the batch."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        torch.cuda.synchronize(device)
+        return Measurement(float(torch.cuda.max_memory_allocated(device)), "bytes", Source.MEASURED)
+    from penstock.train._loader import flatten
+
+    held = [*model.parameters(), *model.buffers(), *flatten(inputs)[0]]
+    still = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+    return Measurement(float(still + _peak_bytes(run)), "bytes", Source.ESTIMATED, 0.2)
+
+
+def _peak_bytes(run: Callable[[], Any]) -> int:
+    """The most bytes of tensors that are alive at once while ``run`` runs, those it finds there left out."""
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.alive: dict[int, int] = {}
+            self.live: int = 0
+            self.peak: int = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {
+                t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+            }
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, Tensor):
+                    self._see(tensor, given)
+            return result
+
+        def _see(self, tensor: Tensor, given: set[int]) -> None:
+            storage = tensor.untyped_storage()
+            key, size = storage.data_ptr(), storage.nbytes()
+            if key in given or key in self.alive or not size:
+                return  # a view, or written in place
+            self.alive[key] = size
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._gone, key)
+
+        def _gone(self, key: int) -> None:
+            self.live -= self.alive.pop(key, 0)
+
+    with Watch() as watch:
+        run()
+    return int(watch.peak)
+
+
+def _repeat(run: Callable[[], Any], device: Any, seconds: float, meter: Any) -> tuple[list[float], Any]:
+    """Seconds of single runs over a while, and the meter's window of it."""
+    for _ in range(2):
+        run()
+    _finish(device)
+    start = time.perf_counter()
+    run()
+    _finish(device)
+    each = max(1, math.ceil(seconds / _ROUNDS / max(time.perf_counter() - start, 1e-6)))
+    times = []
+    window = meter.window("inference")
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        for _ in range(each):
+            run()
+        _finish(device)
+        times.append((time.perf_counter() - start) / each)
+    window.end()
+    return times, window
+
+
+def _finish(device: Any) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _device_id(device: Any) -> str:
+    return f"{device.type}:{device.index or 0}"
+
+
+def _spread(times: Sequence[float]) -> float:
+    middle = statistics.median(times)
+    return statistics.median(abs(t - middle) for t in times) / middle if middle > 0 else 0.0
+
+
+def _mixed(seed: int, index: int) -> int:
+    return (seed * 1_000_003 + index) % 2**31

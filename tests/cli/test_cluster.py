@@ -1,0 +1,107 @@
+"""``penstock simulate --jobs``: job lists, device kinds, rate tables and policies from the command line."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli._app import app
+from penstock.cli._cluster import parse_devices, read_jobs, read_rates
+from penstock.core.errors import InvalidInput
+
+JOBS = """arrival_s,kind,trials,iterations,rungs,max_devices
+0,cnn,9,100,2,
+10,rec,4,100,1,2
+"""
+RATES = {"cnn": {"new": 4.0, "old": 1.0}, "rec": {"new": 2.0, "old": 3.0}}
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
+    return tmp_path
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["simulate", *map(str, args)])
+
+
+def test_a_job_list_by_hand(files):
+    """cnn: 9 trials of 100 then 3 of 300; alone on one new device that is 225 s + 225 s."""
+    (files / "one.csv").write_text("\n".join(JOBS.splitlines()[:2]) + "\n")
+    done = run(
+        "--jobs",
+        files / "one.csv",
+        "--rates",
+        files / "rates.json",
+        "--devices",
+        "new=1:200:50:3.6",
+        "--json",
+    )
+    found = json.loads(done.output)["aware"]
+    assert found["makespan_s"] == found["mean_jct_s"] == pytest.approx(450)
+    assert found["energy_j"] == pytest.approx(450 * 200)
+    assert found["money"] == pytest.approx(0.45)
+    assert found["utilisation"] == 1
+
+
+def test_both_policies_are_compared(files):
+    done = run(
+        "--jobs",
+        files / "jobs.csv",
+        "--rates",
+        files / "rates.json",
+        "--devices",
+        "new=2,old=2",
+        "--policy",
+        "both",
+    )
+    assert done.exit_code == 0, done.output
+    for word in ("agnostic", "aware", "job completion", "makespan", "energy", "cost", "times as good"):
+        assert word in done.output
+
+
+def test_made_up_jobs_need_no_file():
+    done = run("--jobs", 5, "--devices", "v100=4,k80=4", "--seed", 3, "--goal", "energy", "--json")
+    assert json.loads(done.output)["aware"]["jobs"] == 5
+    assert done.output != run("--jobs", 5, "--devices", "v100=4,k80=4", "--seed", 4, "--json").output
+
+
+def test_gavels_form_of_a_table(tmp_path):
+    table = {
+        "v100": {
+            "('LM', 1)": {"null": 10.0, "('LM', 1)": [8.0, 8.0], "('A3C', 1)": [5.0, 2.0]},
+            "('LM', 2)": {"null": 20.0},
+        },
+        "v100_unconsolidated": {"('LM', 1)": {"null": 3.0}},
+    }
+    (tmp_path / "t.json").write_text(json.dumps(table))
+    found = read_rates(str(tmp_path / "t.json"))
+    assert set(found) == {("LM", "v100")}
+    assert found["LM", "v100"].per_s == 10
+    assert found["LM", "v100"].utilisation == pytest.approx(10 / 16)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d: parse_devices("8"), "v100=8"),
+        (lambda d: parse_devices("v100=0"), "at least 1"),
+        (lambda d: parse_devices("v100=1,v100=2"), "twice"),
+        (lambda d: read_rates(str(d / "none.json")), "can't be read"),
+        (lambda d: read_rates(str(d / "jobs.csv")), "can't be read"),
+        (lambda d: read_jobs(str(d / "none.csv"), {}, 1, 0), "can't be read"),
+        (lambda d: read_jobs(str(d / "rates.json"), {}, 1, 0), "arrival_s"),
+    ],
+)
+def test_what_cannot_be_read_is_said(files, call, says):
+    (files / "rates.json").write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidInput, match=says):
+        call(files)
+
+
+def test_kinds_without_jobs_are_refused():
+    assert isinstance(run("--devices", "v100=8").exception, InvalidInput)
+    assert isinstance(run("--devices", "0").exception, InvalidInput)
+    assert isinstance(run("--jobs", 2, "--devices", "v100=2", "--policy", "best").exception, InvalidInput)

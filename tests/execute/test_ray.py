@@ -1,0 +1,570 @@
+"""The Ray executor against a real Ray cluster: several nodes on this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from penstock.core import Ended, Resized, Share, Started, TrialStatus
+from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
+from penstock.execute import Executor, Job, Ray
+from penstock.testing import executors
+from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
+from penstock.train import elastic
+
+pytestmark = pytest.mark.faults
+HEAD_CPUS = 3
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """One cluster at a time on the machine, also with several test processes; this process is its driver."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with open(Path(tempfile.gettempdir()) / "penstock-ray-tests.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": HEAD_CPUS,
+                "object_store_memory": 80 << 20,
+                "include_dashboard": False,
+                "_system_config": {
+                    "health_check_period_ms": 1000
+                },  # lost nodes are noticed sooner than by default
+            },
+        )
+        ray.init(made.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "DEADLINE_S", 150.0)
+
+
+class TestRay(ExecutorSuite):
+    """Two executors that keep their actors from test to test: an actor takes a second to start, and more under load."""
+
+    kept: dict[int, Ray]
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def keep(cls, cluster: Any) -> Iterator[None]:
+        cls.kept = {}
+        yield
+        for executor in cls.kept.values():
+            executor.release()
+
+    def executor(self, slots: int) -> Executor:
+        return self.kept.setdefault(slots, Ray(slots=slots, warm=True))
+
+
+@pytest.fixture
+def make(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Drive]]:
+    opened: list[Ray] = []
+
+    def build(work: Any, segments: Any = (), *, job: Any = None, **options: Any) -> Drive:
+        executor = Ray(**options)
+        executor.open(Job(work, tmp_path, ("loss",), **(job or {})))
+        opened.append(executor)
+        return Drive(executor, segments)
+
+    yield build
+    for executor in opened:
+        executor.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: list[int], patience_s: float = 60.0) -> list[int]:
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s and any(map(alive, pids)):
+        time.sleep(0.02)
+    return [pid for pid in pids if alive(pid)]
+
+
+def logged(run: Any, folder: str) -> None:
+    """Writes down each epoch it begins to train, and waits in the fourth for leave to go on."""
+    done = run.load() or 0
+    for epoch in run.epochs():
+        assert epoch == done
+        with open(f"{folder}/{run.trial}", "a") as file:
+            file.write(f"{epoch}\n")
+        while epoch == 3 and not os.path.exists(f"{folder}/go"):
+            time.sleep(0.02)
+        done += 1
+        run.save(done)
+        run.report(loss=float(epoch), pid=os.getpid(), actor=os.getppid())
+
+
+def begun(folder: Path, trial: int) -> list[int]:
+    return [int(line) for line in (folder / str(trial)).read_text().split()]
+
+
+# -- faults ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_killed_actor_loses_no_epoch(make: Callable[..., Drive], tmp_path: Path, shared: bool) -> None:
+    """Its trial goes on in another one from the last checkpoint, wherever that lies; the others don't notice."""
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    drive = make(
+        lambda run: logged(run, str(folder)),
+        [segment(trial, until=6) for trial in range(2)],
+        slots=2,
+        shared_files=None if shared else False,
+    )
+    drive.on_event = drive.retry_lost
+    drive.until(lambda: all(len(drive.reports(trial)) == 3 for trial in range(2)))
+    metrics = drive.reports(0)[-1].metrics
+    pid, actor = int(metrics["pid"]), int(metrics["actor"])
+    os.kill(actor, signal.SIGKILL)
+    assert wait_gone([pid]) == []  # the worker process goes with its actor
+    (folder / "go").touch()
+    drive.finish(3)
+    ends = [event for event in drive.of(0) if isinstance(event, Ended)]
+    assert [(end.status, end.lost) for end in ends] == [
+        (TrialStatus.FAILED, True),
+        (TrialStatus.COMPLETED, False),
+    ]
+    assert "Ray actor died" in ends[0].reason
+    assert begun(folder, 0) == [0, 1, 2, 3, 3, 4, 5]
+    assert begun(folder, 1) == [0, 1, 2, 3, 4, 5]
+    for trial in range(2):
+        assert [report.epoch for report in drive.state.trials[trial].reports] == [1, 2, 3, 4, 5, 6]
+    drive.state.validate()
+
+
+def test_a_dying_worker_process_is_told_as_by_the_local_executor(make: Callable[..., Drive]) -> None:
+    """How it died and its last words; its actor starts another."""
+
+    def train(run: Any) -> float:
+        if run.trial == 0:
+            print("last words", flush=True)
+            os._exit(7)
+        return float(os.getppid())
+
+    drive = make(train, [segment(trial, until=None) for trial in range(3)], slots=1)
+    drive.finish(3)
+    ended = drive.ended(0)
+    assert (ended.status, ended.lost) == (TrialStatus.FAILED, True)
+    assert "exit code 7" in ended.reason
+    assert "last words" in ended.error
+    assert drive.reports(1)[0].metrics == drive.reports(2)[0].metrics  # the same actor
+
+
+def test_a_hanging_training_is_killed_with_its_children(make: Callable[..., Drive], tmp_path: Path) -> None:
+    def train(run: Any) -> None:
+        for _ in run.epochs():
+            if run.trial == 0 and run.epoch == 1:
+                child = subprocess.Popen(["sleep", "1000"])
+                run.folder.joinpath("child").write_text(str(child.pid))
+                time.sleep(1000)
+            run.report(loss=0.0)
+
+    drive = make(train, [segment(trial) for trial in range(2)], slots=1, job={"timeout_s": 3.0})
+    drive.finish(2)
+    ended = drive.ended(0)
+    assert (ended.status, ended.lost, ended.epoch) == (TrialStatus.FAILED, False, 1)
+    assert "no report for 3 s (timeout_s)" in ended.reason
+    assert drive.ended(1).status is TrialStatus.COMPLETED
+    assert wait_gone([int((tmp_path / "trials/0/child").read_text())]) == []
+
+
+def test_a_node_that_joins_is_used_and_one_that_leaves_loses_no_epoch(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    work = lambda run: logged(run, str(folder))  # noqa: E731
+    drive = make(work, [segment(trial, until=6) for trial in range(HEAD_CPUS + 1)])
+    drive.on_event = drive.retry_lost
+    head = {free.device.node for free in drive.executor.free()}
+    drive.until(lambda: all(len(drive.reports(trial)) == 3 for trial in range(HEAD_CPUS)))
+    assert drive.queue  # there is no room for the last one
+    assert drive.executor.slots == HEAD_CPUS
+    node = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    last = HEAD_CPUS
+    drive.until(lambda: len(drive.reports(last)) == 3)
+    started = drive.of(last)[0]
+    assert isinstance(started, Started)
+    assert drive.executor.slots == HEAD_CPUS + 1
+    joined = started.shares[0].device.partition("/")[0]
+    assert joined not in head
+    cluster.remove_node(node, allow_graceful=False)
+    drive.until(lambda: any(isinstance(event, Ended) for event in drive.of(last)))
+    assert drive.ended(last).lost
+    (folder / "go").touch()
+    drive.finish(HEAD_CPUS + 2)
+    assert begun(folder, last) == [0, 1, 2, 3, 3, 4, 5]
+    again = [event for event in drive.of(last) if isinstance(event, Started)][-1]
+    assert again.shares[0].device.partition("/")[0] in head
+    assert all(drive.ended(trial).status is TrialStatus.COMPLETED for trial in range(HEAD_CPUS + 1))
+    assert drive.executor.slots == HEAD_CPUS
+    drive.state.validate()
+
+
+def test_work_that_cannot_be_imported_is_no_endless_loop(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fussy_ray_module.py").write_text(
+        textwrap.dedent("""
+        import os
+        if os.environ.get("PENSTOCK_TEST_DRIVER") != str(os.getpid()):
+            raise RuntimeError("only at home")
+        def train(run):
+            return 0.0
+        """)
+    )
+    monkeypatch.setenv("PENSTOCK_TEST_DRIVER", str(os.getpid()))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import fussy_ray_module  # type: ignore[import-not-found]
+
+    executor = Ray(slots=1)
+    executor.open(Job(fussy_ray_module.train, tmp_path, ("loss",)))
+    try:
+        with pytest.raises(ExecutorError, match="only at home"):
+            Drive(executor, [segment(0)]).finish(1)
+    finally:
+        executor.close()
+        del sys.modules["fussy_ray_module"]
+
+
+DRIVER = """
+import os, sys, time
+import penstock as pk
+
+FOLDER = sys.argv[2]
+
+def train(run):
+    done = run.load() or 0
+    for epoch in run.epochs(total=6):
+        with open(f"{FOLDER}/{run.trial}", "a") as file:
+            file.write(f"{epoch}\\n")
+        while epoch == 3 and not os.path.exists(f"{FOLDER}/go"):
+            time.sleep(0.02)
+        done += 1
+        run.save(done)
+        run.report(loss=run.config["x"] + epoch, pid=os.getpid())
+
+study = pk.Study(train, {"x": pk.Choice(0.0, 1.0)}, minimize="loss", budget=pk.Budget(trials=2), store=sys.argv[1],
+                 executor=pk.Ray(sys.argv[3], slots=2), name="killed")
+study.run()
+"""
+
+
+def test_a_study_goes_on_after_its_driver_was_killed(cluster: Any, tmp_path: Path) -> None:
+    """The workers of the dead driver are gone; the new one loses at most the epochs that were running."""
+    folder, store, script = tmp_path / "begun", tmp_path / "study.db", tmp_path / "driver.py"
+    folder.mkdir()
+    script.write_text(DRIVER)
+    arguments = [sys.executable, str(script), str(store), str(folder), cluster.address]
+    with open(tmp_path / "driver.log", "wb") as log:
+        driver = subprocess.Popen(arguments, stdout=log, stderr=log)
+    pids: dict[int, int] = {}
+    reports = {0: 0, 1: 0}
+    trouble: Exception | None = None
+    try:
+        deadline_s = time.monotonic() + 120
+        while any(count < 3 for count in reports.values()):
+            assert time.monotonic() < deadline_s, trouble
+            assert driver.poll() is None, (tmp_path / "driver.log").read_text()
+            time.sleep(0.2)
+            if store.exists():
+                try:
+                    study = pk.Study.load(store, "killed")
+                except pk.errors.PenstockError as error:
+                    trouble = error  # it is not in there yet
+                    continue
+                for record in study.trials:
+                    reports[record.id] = record.epoch
+                    pids.update({record.id: int(record.metrics["pid"])} if record.reports else {})
+        driver.kill()
+        driver.wait()
+        assert wait_gone(list(pids.values())) == []
+    finally:
+        driver.kill()
+        driver.wait()
+    (folder / "go").touch()
+    again = pk.Study.load(store, "killed").run()
+    assert [record.status for record in again.trials] == [TrialStatus.COMPLETED] * 2
+    for record in again.trials:
+        assert [report.epoch for report in record.reports] == [1, 2, 3, 4, 5, 6]
+        assert begun(folder, record.id) == [0, 1, 2, 3, 3, 4, 5]
+
+
+# -- the cluster ----------------------------------------------------------------------------------------------
+
+
+def test_a_study_on_ray_finds_what_it_finds_locally(cluster: Any, tmp_path: Path) -> None:
+    """The same trials, the same reports, the same best."""
+
+    def train(run: Any) -> None:
+        state = run.load() or 0.0
+        for epoch in run.epochs():
+            state += run.config["x"] * (run.seed % 97) / (epoch + 1)
+            run.save(state)
+            run.report(loss=state)
+
+    def found(executor: Executor, name: str) -> Any:
+        study = pk.Study(
+            train,
+            {"x": pk.Float(0.1, 1.0, log=True)},
+            minimize="loss",
+            scheduler=pk.Halving(trials=6, max_epochs=4, eta=2),
+            sampler=pk.Random(),
+            executor=executor,
+            store=tmp_path / f"{name}.db",
+            seed=5,
+            meter=False,
+        ).run()
+        assert study.best is not None
+        trials = {
+            record.id: (dict(record.config), record.status, [dict(r.metrics) for r in record.reports])
+            for record in study.trials
+        }
+        return trials, study.best.id
+
+    assert found(Ray(slots=2), "ray") == found(pk.Local(2), "local")
+
+
+def where(run: Any) -> None:
+    """Tells what Ray has given it, and waits until its fellows run too."""
+    for _ in run.epochs():
+        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        run.report(loss=0.0, first=float(gpus[0]), count=float(len(gpus)), devices=float(len(run.devices)))
+        deadline_s = time.monotonic() + 60
+        while (
+            len(list(run.folder.parent.iterdir())) < run.config["fellows"] and time.monotonic() < deadline_s
+        ):
+            time.sleep(0.02)
+
+
+def test_gpus_by_kind_in_parts_and_in_pairs(make: Callable[..., Drive], cluster: Any) -> None:
+    """Halves of one GPU see the same one, another GPU's trial another one; a pair is seen by one process."""
+    node = cluster.add_node(
+        num_cpus=2, num_gpus=2, resources={"accelerator_type:V100": 1}, object_store_memory=80 << 20
+    )
+    try:
+        drive = make(where, kinds="V100", wait_s=60.0)
+        assert drive.executor.slots == 2
+        names = [free.device.id for free in drive.executor.free()]
+        assert {free.device.kind for free in drive.executor.free()} == {"V100"}
+        parts = [segment(trial, until=1, config={"fellows": 3}) for trial in range(3)]
+        drive.submit(parts)
+        for part, (name, fraction) in zip(
+            parts, [(names[0], 0.5), (names[0], 0.5), (names[1], 1.0)], strict=True
+        ):
+            drive.start([part], [Share(name, fraction)])
+        drive.until(lambda: all(drive.reports(trial) for trial in range(3)))
+        seen = [
+            (drive.reports(t)[0].metrics["first"], drive.reports(t)[0].metrics["count"]) for t in range(3)
+        ]
+        assert seen[0] == seen[1] != seen[2]
+        assert {count for _, count in seen} == {1.0}
+        drive.finish(3)
+        pair = segment(3, until=1, config={"fellows": 1})
+        drive.submit([pair])
+        drive.start([pair], [Share(name) for name in names])
+        drive.finish(4)
+        metrics = drive.reports(3)[0].metrics
+        assert (metrics["count"], metrics["devices"]) == (2.0, 2.0)
+        drive.executor.close()
+    finally:
+        cluster.remove_node(node)
+
+
+@elastic
+def descends(run: Any) -> None:
+    """Gradient descent on all rows, each worker with its own part of them."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(3)
+    rows, truth = torch.rand(40, 5, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    rank, size = run.world.rank, run.world.size
+    weights = (
+        torch.zeros(5, dtype=torch.float64)
+        if (saved := run.load()) is None
+        else torch.tensor(saved, dtype=torch.float64)
+    )
+    for _ in run.epochs():
+        mine = rows[rank::size]
+        gradient = mine.T @ (mine @ (weights - truth))
+        if size > 1:
+            dist.all_reduce(gradient)
+        weights = weights - 0.02 * gradient
+        (run.folder / f"pid-{rank}").write_text(str(os.getpid()))
+        time.sleep(run.config["pause_s"])
+        run.save(weights.tolist())
+        run.report(loss=float((rows @ (weights - truth)).square().sum()), size=size)
+
+
+def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_path: Path) -> None:
+    """1, then 2, then 1 worker give the losses of one process throughout; without one of two the trial is lost."""
+    import numpy as np
+    import torch
+
+    drive = make(descends, slots=2)
+    one, two = (Share(free.device.id) for free in drive.executor.free())
+    alone, wide = segment(0, until=24, config={"pause_s": 0.2}), segment(1, until=6, config={"pause_s": 0.2})
+    drive.submit([alone, wide])
+
+    def sizes() -> list[float]:
+        return [report.metrics["size"] for report in drive.reports(0)]
+
+    drive.start([alone], [one], max_devices=2)
+    drive.until(lambda: len(sizes()) >= 2)
+    drive.executor.resize(0, [one, two])
+    assert drive.executor.free() == ()
+    drive.until(lambda: 2.0 in sizes())
+    drive.executor.resize(0, [two])
+    drive.finish(1)
+    changes = [event.shares for event in drive.of(0) if isinstance(event, Resized)]
+    assert changes == [(one, two), (two,)]
+    assert [report.epoch for report in drive.reports(0)] == list(range(1, 25))
+    assert [size for size, _ in itertools.groupby(sizes())] == [1.0, 2.0, 1.0]
+    torch.manual_seed(3)
+    rows, truth = torch.rand(40, 5, dtype=torch.float64).numpy(), torch.rand(5, dtype=torch.float64).numpy()
+    error, expected = -truth, []
+    for _ in range(24):
+        error = error - 0.02 * rows.T @ (rows @ error)
+        expected.append(np.square(rows @ error).sum())
+    assert [report.metrics["loss"] for report in drive.reports(0)] == pytest.approx(expected, rel=1e-9)
+    drive.start([wide], [one, two], max_devices=2)
+    drive.until(lambda: len(drive.reports(1)) >= 2)
+    os.kill(int((tmp_path / "trials/1/pid-1").read_text()), signal.SIGKILL)
+    drive.finish(2)
+    assert drive.ended(1).lost
+    assert "SIGKILL" in drive.ended(1).reason
+    assert sum(free.fraction for free in drive.executor.free()) == 2
+
+
+def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
+    """Checkpoints for promotions and copies, and what trials write into their own folders."""
+
+    def train(run: Any) -> None:
+        counts(run)
+        (run.folder / "inner").mkdir(exist_ok=True)
+        with open(run.folder / "inner" / "notes", "a") as file:
+            file.write(f"{run.trial}\n")
+
+    drive = make(
+        train, [segment(trial, until=2, last=False) for trial in (0, 1)], slots=2, shared_files=False
+    )
+    drive.finish(2)
+    assert (tmp_path / "checkpoints/0/2.ckpt").exists()
+    follow = [segment(0, until=4, start=2), segment(1, until=4, start=2, copy_from=pk_checkpoint(0, 2))]
+    drive.submit(follow)
+    drive.queue += follow
+    drive.finish(4)
+    assert [report.metrics["length"] for report in drive.reports(0)] == [1, 2, 3, 4]
+    assert [report.metrics["first"] for report in drive.reports(1)] == [1, 1, 0, 0]
+    assert [type(event).__name__ for event in drive.of(0)].count("Saved") >= 2
+    assert (tmp_path / "trials/0/inner/notes").read_text() == "0\n0\n"
+    assert (tmp_path / "trials/1/inner/notes").read_text() == "1\n1\n"
+
+
+def pk_checkpoint(trial: int, epoch: int) -> Any:
+    from penstock.core import Checkpoint
+
+    return Checkpoint(trial, epoch)
+
+
+def test_a_large_configuration_arrives(make: Callable[..., Drive]) -> None:
+    drive = make(
+        lambda run: float(len(run.config["text"])),
+        [segment(0, until=None, config={"text": "x" * 10**6})],
+        slots=1,
+    )
+    drive.finish(1)
+    assert drive.reports(0)[0].metrics["loss"] == 10**6
+
+
+def test_devices_that_others_hold_are_waited_for(make: Callable[..., Drive]) -> None:
+    """Another Ray program has the CPUs: the trial begins when it gives them back."""
+    import ray
+
+    class Hog:
+        def here(self) -> bool:
+            return True
+
+    hog = ray.remote(Hog).options(num_cpus=HEAD_CPUS).remote()
+    assert ray.get(hog.here.remote())
+    drive = make(counts, [segment(0, until=2)], slots=1)
+    drive.fill()
+    assert drive.poll(1.0) == []
+    ray.kill(hog)
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+
+
+def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:
+    for executor in (Ray(gpus=True, wait_s=0.0), Ray(slots_per_trial=64, wait_s=0.0)):
+        with pytest.raises(ExecutorError, match="wait_s"):
+            executor.open(Job(counts, tmp_path, ("loss",)))
+        executor.close()
+
+
+# -- without a cluster ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"address": ""},
+        {"slots": 0},
+        {"slots_per_trial": 1.5},
+        {"slots_per_trial": 0},
+        {"slots": 2, "slots_per_trial": 3},
+        {"cpus": 0},
+        {"gpus": False, "kinds": "V100"},
+        {"wait_s": -1},
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        Ray(**options)
+
+
+def test_it_is_kept_with_a_study_as_it_was_made() -> None:
+    executor = Ray("auto", slots=3, kinds=["V100", "A100"], runtime_env={"pip": ["x"]})
+    assert pickle.loads(pickle.dumps(executor))._options == executor._options
+
+
+def test_without_ray_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'penstock\[ray\]'"):
+        Ray().open(Job(counts, tmp_path, ("loss",)))
+
+
+def test_the_executor_loads_ray_only_when_it_is_opened() -> None:
+    code = "import sys, penstock as pk; pk.Ray('auto'); print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

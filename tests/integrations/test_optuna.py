@@ -1,0 +1,200 @@
+"""Export to an Optuna storage and import from one, against Optuna and optuna-dashboard themselves."""
+
+import json
+from io import BytesIO
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from optuna_dashboard import wsgi
+
+import penstock as pk
+from penstock.core import StudyState
+from penstock.integrations import export_optuna, import_optuna
+from penstock.integrations._inline import Inline
+from penstock.report import read_journal
+from penstock.store import open_store
+
+from .conftest import make_study
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def check(study, state):
+    trials = {trial.user_attrs["penstock:trial"]: trial for trial in study.trials}
+    assert set(trials) == set(state.trials)
+    states = {"completed": "COMPLETE", "stopped": "PRUNED", "failed": "FAIL", "paused": "RUNNING"}
+    for record in state.trials.values():
+        trial = trials[record.id]
+        assert trial.state.name == states[record.status.value]
+        assert trial.intermediate_values == {r.epoch: r.metrics["loss"] for r in record.reports}
+        assert trial.params["lr"] == record.config["lr"]
+        assert trial.params["layers"] == repr(record.config["layers"])
+        if trial.state is TrialState.COMPLETE:
+            assert trial.value == record.metrics["loss"]
+            assert trial.user_attrs["energy_j"] == pytest.approx(record.energy.joules)
+
+
+def test_optuna_reads_a_finished_study(store, tmp_path):
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    export_optuna(store, storage)
+    study = optuna.load_study(study_name="curves", storage=storage)
+    state = read_journal(store).state
+    check(study, state)
+    ours = pk.Study.load(store).best
+    assert study.best_trial.user_attrs["penstock:trial"] == ours.id
+    assert study.best_value == ours.metrics["loss"]
+    assert len(export_optuna(store, storage).trials) == len(state.trials)
+
+
+def test_a_study_that_goes_on_is_brought_up_to_date(tmp_path):
+    path, storage = str(tmp_path / "s.db"), optuna.storages.InMemoryStorage()
+    make_study(path, budget=pk.Budget(epochs=3)).run()
+    study = export_optuna(path, storage)
+    assert {trial.state for trial in study.trials} & {TrialState.RUNNING, TrialState.WAITING}
+    pk.Study.load(path, budget=pk.Budget()).run()
+    study = export_optuna(path, storage)
+    check(study, read_journal(path).state)
+
+
+def test_any_prefix_of_the_journal_exports_to_the_same(store):
+    """Exported after every event, as a running study would be, it ends up as if exported once."""
+    with open_store(store, write=False) as opened:
+        entry = opened.find(None)
+        events = [event for _, event in opened.read(entry.id)]
+    study = pk.Study.load(store)
+    storage = optuna.storages.InMemoryStorage()
+    state = StudyState()
+    for event in events:
+        state.apply(event)
+        study._state = state
+        exported = export_optuna(study, storage)
+    check(exported, state)
+
+
+def test_optuna_dashboard_opens_it(store, tmp_path):
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/optuna.db")
+    export_optuna(store, storage)
+    app = wsgi(storage)
+
+    def get(path):
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": path,
+            "QUERY_STRING": "",
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+            "wsgi.input": BytesIO(),
+            "wsgi.errors": BytesIO(),
+            "wsgi.url_scheme": "http",
+        }
+        status = []
+        body = b"".join(app(environ, lambda code, headers, *rest: status.append(code)))
+        assert status[0].startswith("200"), (path, status, body)
+        return json.loads(body)
+
+    (summary,) = get("/api/studies")["study_summaries"]
+    assert summary["study_name"] == "curves"
+    detail = get(f"/api/studies/{summary['study_id']}")
+    assert len(detail["trials"]) == len(read_journal(store).state.trials)
+    assert {trial["state"] for trial in detail["trials"]} == {"Complete", "Pruned", "Fail"}
+
+
+def test_another_study_of_that_name_is_not_overwritten(store, tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    foreign = optuna.create_study(storage=storage, study_name="curves")
+    foreign.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with pytest.raises(pk.errors.InvalidInput, match="Give study_name"):
+        export_optuna(store, storage)
+    optuna.create_study(storage=storage, study_name="max", direction="maximize")
+    with pytest.raises(pk.errors.InvalidInput, match="maximize"):
+        export_optuna(store, storage, study_name="max")
+    assert len(export_optuna(store, storage, study_name="ours").trials) == 8
+
+
+def test_several_objectives_and_directions(tmp_path):
+    def train(run):
+        return {"loss": run.config["x"], "accuracy": 1 - run.config["x"] ** 2}
+
+    study = pk.Study(
+        train,
+        {"x": pk.Float(0, 1, step=0.25), "n": pk.Int(1, 9, step=2)},
+        minimize="loss",
+        maximize="accuracy",
+        executor=Inline(),
+        store=False,
+        scheduler=pk.Full(trials=5),
+        sampler=pk.Random(),
+    ).run()
+    exported = export_optuna(study, optuna.storages.InMemoryStorage())
+    assert [direction.name for direction in exported.directions] == ["MINIMIZE", "MAXIMIZE"]
+    assert exported.metric_names == ["loss", "accuracy"]
+    assert [trial.values for trial in exported.trials] == [
+        [record.metrics["loss"], record.metrics["accuracy"]] for record in study.trials
+    ]
+
+
+# --- import --------------------------------------------------------------------------------------------------
+
+
+def earlier(direction="maximize"):
+    """An Optuna study whose best is at x = 0.7."""
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=1))
+    sign = -1 if direction == "maximize" else 1
+
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 2)
+        trial.suggest_categorical("kind", ["a", "b"])
+        trial.suggest_int("unused", 0, 3)
+        return sign * (x - 0.7) ** 2
+
+    study.optimize(objective, n_trials=40)
+    return study
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_the_best_run_first_and_the_sampler_knows_the_rest(direction):
+    old = earlier(direction)
+    space = pk.Space(x=pk.Float(0, 1), kind=pk.Choice("a", "b"))
+    fitting = sorted((t for t in old.trials if t.params["x"] <= 1), key=lambda t: abs(t.params["x"] - 0.7))
+    assert 3 < len(fitting) < 40  # those outside the new space are left out
+
+    def train(run):
+        return (-1 if direction == "maximize" else 1) * (run.config["x"] - 0.7) ** 2
+
+    study = pk.Study(
+        train,
+        space,
+        **{direction: "value"},
+        sampler=import_optuna(old, space, first=3),
+        executor=Inline(),
+        store=False,
+        scheduler=pk.Full(trials=12),
+    ).run()
+    tried = [record.config["x"] for record in study.trials]
+    assert tried[:3] == [trial.params["x"] for trial in fitting[:3]]
+    # A sampler that knows forty results looks near the best; one that knows none draws from all of [0, 1].
+    assert sum(abs(x - 0.7) < 0.2 for x in tried[3:]) >= 6
+
+
+def test_a_round_trip_through_optuna_keeps_configurations_and_results(store, tmp_path):
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    export_optuna(store, storage)
+    warm = import_optuna(storage, make_study(str(tmp_path / "x.db")).space, first=2)
+    state = read_journal(store).state
+    told = {observation.trial: observation for observation in warm._earlier}
+    for record in state.trials.values():
+        if record.reports:
+            assert told[record.id].config == dict(record.config)
+            assert told[record.id].values == (record.metrics["loss"],)
+
+
+def test_what_does_not_fit_is_said():
+    old = earlier()
+    with pytest.raises(pk.errors.InvalidInput, match="fits the space"):
+        import_optuna(old, {"x": pk.Float(5, 6), "kind": pk.Choice("a", "b")})
+    storage = optuna.storages.InMemoryStorage()
+    optuna.create_study(storage=storage, study_name="one")
+    optuna.create_study(storage=storage, study_name="two")
+    with pytest.raises(pk.errors.InvalidInput, match="2 studies"):
+        import_optuna(storage, {"x": pk.Float(0, 1)})

@@ -1,0 +1,129 @@
+"""The coordinate check: right parametrizations pass it, standard and broken ones fail, with the layer named."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from penstock.core.errors import InvalidInput
+from penstock.model import CoordinateCheck, coordinate_check, parametrize, scale_groups, shrink
+from penstock.model._check import _line
+
+_spec = importlib.util.spec_from_file_location("nets", Path(__file__).with_name("nets.py"))
+nets = importlib.util.module_from_spec(_spec)
+sys.modules["nets"] = nets
+_spec.loader.exec_module(nets)
+
+
+def batch(rows=32):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, 12, generator=generator), torch.randint(0, 5, (rows,), generator=generator)
+
+
+def ours(build, inputs, optimizer, lr, spoil=None):
+    def make(divisor, seed):
+        torch.manual_seed(seed)
+        model = build()
+        twin = shrink(model, 8 if divisor == 1 else divisor, inputs=inputs, floor=2)
+        table, base = parametrize(model, twin, inputs=inputs)
+        if divisor == 1:
+            base.initialise(model)
+            return model, optimizer(model.parameters(), lr=lr)
+        table.prepare(twin)
+        table.initialise(twin, redraw=True)
+        made = optimizer(table.groups(twin), lr=lr)
+        scale_groups(made)
+        if spoil is not None:
+            spoil(twin)
+        return twin, made
+
+    return make
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 0.1), (torch.optim.Adam, 0.005)])
+def test_our_parametrization_passes(optimizer, lr):
+    make = ours(lambda: nets.mlp(128), batch()[0][:2], optimizer, lr)
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 2, 4, 8))
+    assert check.ok, str(check)
+    assert check.divisors == (8, 4, 2, 1)
+    assert check.layers[-1].layer == "(output)"
+    assert all(loss is not None for loss in check.losses)
+
+
+def test_a_transformer_passes_with_its_queries_at_zero():
+    x = nets.words()
+    y = torch.randint(0, 20, x.shape, generator=torch.Generator().manual_seed(3))
+    make = ours(lambda: nets.Separate(128), x, torch.optim.Adam, 0.002)
+
+    def loss(output, targets):
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    check = coordinate_check(make, [(x, y)], loss, divisors=(1, 2, 4, 8), seeds=2)
+    assert check.ok, str(check)
+
+
+def test_standard_parametrization_fails_and_says_where():
+    def make(divisor, seed):
+        torch.manual_seed(seed)
+        model = nets.mlp(int(256 / divisor))
+        return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 2, 4, 8))
+    assert not check.ok
+    assert "(output)" in [layer.layer for layer in check.failures]
+    assert {layer.verdict for layer in check.failures} == {"grows"}
+    assert "grows (slope +" in check.explain()
+    assert "would not fit" in check.explain()
+
+
+def test_a_layer_that_vanishes_with_the_width_is_found():
+    def spoil(twin):  # a wrong initial variance in one layer
+        with torch.no_grad():
+            twin[2].weight.mul_((64 / twin[2].weight.shape[0]) ** 1.0)
+
+    make = ours(lambda: nets.mlp(64), batch()[0][:2], torch.optim.SGD, 0.01, spoil)
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 2, 4, 8))
+    found = {layer.layer: layer for layer in check.layers}
+    assert found["0"].verdict == "ok"
+    assert found["2"].verdict == "vanishes"
+    assert found["2"].slope == pytest.approx(-1, abs=0.25)
+
+
+def test_a_divergence_is_found():
+    def make(divisor, seed):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(12, int(64 / divisor)), nn.Linear(int(64 / divisor), 5))
+        return model, torch.optim.SGD(model.parameters(), lr=1e30)
+
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 8))
+    assert not check.ok
+    assert "diverges" in {layer.verdict for layer in check.layers}
+    assert CoordinateCheck.from_json(check.to_json()).to_json() == check.to_json()
+
+
+def test_slopes_are_least_squares():
+    slope, doubt = _line([0.0, 1.0, 2.0], [1.0, 3.0, 5.0])
+    assert (slope, doubt) == (pytest.approx(2), pytest.approx(0, abs=1e-9))
+
+
+def test_the_table_and_the_plot_show_every_layer():
+    make = ours(lambda: nets.mlp(64), batch()[0][:2], torch.optim.SGD, 0.1)
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 8), steps=1, seeds=1)
+    lines = str(check).splitlines()
+    assert lines[0].split() == ["layer", "1/8", "1/1", "slope", "verdict"]
+    assert [line.split()[0] for line in lines[1:]] == ["0", "1", "2", "3", "4", "(output)"]
+    widths, sizes = check.plot()["0"]
+    assert widths == [1 / 8, 1]
+    assert len(sizes) == 2
+    assert CoordinateCheck.from_json(check.to_json()) == check
+
+
+def test_one_width_is_no_check():
+    with pytest.raises(InvalidInput, match="two widths"):
+        coordinate_check(lambda d, s: None, [batch()], F.cross_entropy, divisors=(1,))

@@ -1,0 +1,121 @@
+"""Early termination of diverging trainings: none of the converging ones is stopped."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import InvalidInput
+from penstock.schedule import Divergence, StopRule
+
+CURVES = json.loads((Path(__file__).parent / "digits_curves.json").read_text())
+"""Trainings of a small network on scikit-learn's digits with SGD at 28 learning rates from 1e-3 to 1e3, 12 epochs:
+accuracy and training loss per epoch, as torch gave them ("nan" and "inf" as texts)."""
+
+
+def run(rule, values, metric="accuracy", **more):
+    """The epoch at which the rule stops a curve and why; None if it runs to its end."""
+    rule.start()
+    for epoch, value in enumerate(values, 1):
+        metrics = {metric: value} | {name: curve[epoch - 1] for name, curve in more.items()}
+        reason = rule.observe(0, epoch, metrics)
+        if reason is not None:
+            return epoch, reason
+    return None
+
+
+def test_it_is_a_stopping_rule():
+    rule = Divergence("accuracy", "max", chance=0.1)
+    assert isinstance(rule, StopRule)
+    assert rule.to_json() == {
+        "name": "Divergence",
+        "metric": "accuracy",
+        "mode": "max",
+        "chance": 0.1,
+        "epochs": 5,
+        "margin": 0.02,
+        "explode": 10.0,
+        "loss": None,
+    }
+
+
+def test_recorded_trainings_are_told_apart():
+    """By their end: all that learn run on, all that stay at chance or blow up are stopped early."""
+    learned = stopped = 0
+    for curve in CURVES:
+        accuracy = [float(value) for value in curve["accuracy"]]
+        loss = [float(value) for value in curve["loss"]]
+        rule = Divergence("accuracy", "max", chance=0.1, epochs=5, margin=0.2, loss="loss")
+        end = run(rule, accuracy, loss=loss)
+        if accuracy[-1] > 0.3:
+            learned += 1
+            assert end is None, (curve["lr"], accuracy, end)
+        elif not math.isfinite(loss[-1]) or max(accuracy) < 0.12:
+            stopped += 1
+            assert end is not None, (curve["lr"], accuracy)
+            assert end[0] <= 8  # of 12
+    assert learned >= 10  # the record holds enough of both
+    assert stopped >= 4
+
+
+def test_no_recorded_training_that_learns_is_stopped_without_knowing_chance():
+    for curve in CURVES:
+        accuracy = [float(value) for value in curve["accuracy"]]
+        loss = [float(value) for value in curve["loss"]]
+        if accuracy[-1] > 0.3:
+            assert run(Divergence("loss"), loss, metric="loss") is None, curve["lr"]
+
+
+def test_the_papers_case_ten_classes_at_ninety_per_cent_error():
+    # HyperPower Figure 3, right: networks that diverge stay at 10% accuracy and are known after a few epochs.
+    stuck = [90.0, 90.2, 89.9, 90.1, 89.8, 90.0, 90.0]
+    slow = [90.0, 89.9, 89.0, 86.0, 80.0, 70.0, 60.0]
+    rule = Divergence("error", chance=90)
+    assert run(rule, stuck, metric="error") == (5, "best error 89.8 is no better than chance after 5 epochs")
+    assert run(rule, slow, metric="error") is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_stops_at_once(bad):
+    assert run(Divergence("loss"), [2.3, bad], metric="loss")[0] == 2
+    assert run(Divergence("accuracy", "max", loss="loss"), [0.4, 0.5], loss=[1.0, bad])[0] == 2
+
+
+def test_an_explosion_needs_two_reports():
+    assert run(Divergence("loss"), [2.3, 1.9, 400.0, 1.8, 1.7], metric="loss") is None
+    end = run(Divergence("loss"), [2.3, 1.9, 400.0, 500.0], metric="loss")
+    assert end is not None
+    assert end[0] == 4
+    assert "2.3" in end[1]
+
+
+def test_coming_down_after_a_jump_is_given_time():
+    jump = [0.7, *(1.9 * 0.97**e for e in range(60))]
+    assert run(Divergence("loss"), jump, metric="loss") is None
+    assert run(Divergence("loss"), [0.7, *([1.9] * 60)], metric="loss")[0] <= 13
+
+
+def test_trials_are_apart_and_start_forgets():
+    rule = Divergence("loss", epochs=3, margin=0.01)
+    rule.start()
+    for epoch, (good, bad) in enumerate([(2.0, 2.0), (1.5, 2.0), (1.2, 2.0)], 1):
+        assert rule.observe(0, epoch, {"loss": good}) is None
+        reason = rule.observe(1, epoch, {"loss": bad})
+    assert reason is not None
+    rule.start()
+    assert rule.observe(1, 4, {"loss": 2.0}) is None
+
+
+def test_known_epochs_and_reports_without_the_metric_change_nothing():
+    rule = Divergence("loss", epochs=3)
+    rule.start()
+    assert rule.observe(0, 1, {"loss": 2.0}) is None
+    assert rule.observe(0, 1, {"loss": math.nan}) is None  # a retry's second report
+    assert rule.observe(0, 2, {"accuracy": 0.1}) is None
+
+
+def test_arguments_are_checked():
+    for bad in ({"mode": "up"}, {"epochs": 0}, {"margin": -1}, {"explode": 0.5}, {"chance": math.nan}):
+        with pytest.raises(InvalidInput):
+            Divergence("loss", **bad)

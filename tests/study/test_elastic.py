@@ -1,0 +1,144 @@
+"""Elastic trials on real worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import penstock as pk
+from penstock.core import Ended, Resized, Share, TrialStatus
+from penstock.execute import Executor, Job
+from penstock.testing.executors import Drive, segment
+
+EPOCHS = 8
+
+
+def net(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def data() -> pk.Data:
+    inputs = torch.randn(600, 6, generator=torch.Generator().manual_seed(5))
+    targets = inputs[:, :1] * inputs[:, 1:2]
+    return pk.Data((inputs[:500], targets[:500]), (inputs[500:], targets[500:]))
+
+
+TASK = pk.Task(
+    net, data, functional.mse_loss, optimizer=torch.optim.Adam, defaults={"width": 8}, batch_size=50
+)
+
+
+class Slow:
+    """A Task whose epochs take a while, so that a change comes in time."""
+
+    penstock_devices = 2
+
+    def __call__(self, run: pk.Run) -> None:
+        ranks = []
+        state = run.load() or {"sum": torch.zeros(1), "sizes": []}
+        for _ in run.epochs():
+            time.sleep(0.15)
+            mine = torch.tensor([float(run.world.rank + 1)])
+            if run.world.size > 1:
+                torch.distributed.all_reduce(mine)
+            ranks.append(run.world.rank)
+            state["sum"] += mine
+            state["sizes"].append(run.world.size)
+            run.save(state)
+            run.report(loss=float(state["sum"]), size=run.world.size)
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    local = pk.Local(2)
+    local.open(Job(Slow(), tmp_path_factory.mktemp("elastic"), ("loss",), meter=False))
+    yield local
+    local.close()
+
+
+def test_a_function_that_opts_in_goes_on_with_more_and_fewer_workers(executor: Executor) -> None:
+    run = Drive(executor)
+    work = segment(0, until=EPOCHS, config={})
+    run.submit([work])
+    run.start([work], [Share("cpu:0")], max_devices=2)
+    run.until(lambda: len(run.reports(0)) >= 2)
+    executor.resize(0, [Share("cpu:0"), Share("cpu:1")])
+    assert not executor.free()
+    run.until(lambda: any(r.metrics["size"] == 2 for r in run.reports(0)))
+    executor.resize(0, [Share("cpu:1")])
+    run.finish(1)
+    run.until(lambda: len(executor.free()) == 2)
+    assert [r.epoch for r in run.reports(0)] == list(range(1, EPOCHS + 1))
+    sizes = [r.metrics["size"] for r in run.reports(0)]
+    changes = [event.shares for event in run.events if isinstance(event, Resized)]
+    assert changes == [(Share("cpu:0"), Share("cpu:1")), (Share("cpu:1"),)]
+    # Alone an epoch adds 1, two workers add 1 + 2: the state was carried over both changes.
+    total = 0.0
+    for report, size in zip(run.reports(0), sizes, strict=True):
+        total += 1 if size == 1 else 3
+        assert report.metrics["loss"] == total
+    assert sizes == sorted(sizes[: sizes.index(2)]) + [2] * sizes.count(2) + [1] * (
+        EPOCHS - sizes.index(2) - sizes.count(2)
+    )
+    assert run.ended(0).status is TrialStatus.COMPLETED
+
+
+def workers_of(executor: Any) -> dict[str, int]:
+    """Process ids by device, of workers that are busy."""
+    return {w.shares[0].device: w.process.pid for w in executor._workers.values() if w.shares}
+
+
+@pytest.mark.parametrize(("trial", "victim"), [(1, "cpu:0"), (2, "cpu:1")])
+def test_a_crew_that_loses_a_worker_is_lost_and_resumes(executor: Executor, trial: int, victim: str) -> None:
+    run = Drive(executor)
+    run.on_event = run.retry_lost
+    work = segment(trial, until=EPOCHS, config={})
+    run.submit([work])
+    run.start([work], [Share("cpu:0"), Share("cpu:1")], max_devices=2)
+    run.until(lambda: len(run.reports(trial)) >= 3)
+    os.kill(workers_of(executor)[victim], signal.SIGKILL)
+    run.until(lambda: any(isinstance(e, Ended) and not e.lost for e in run.events))
+    run.until(lambda: len(executor.free()) == 2)
+    lost = [event for event in run.events if isinstance(event, Ended) and event.lost]
+    assert len(lost) == 1
+    assert run.ended(trial).status is TrialStatus.COMPLETED
+    assert [r.epoch for r in run.reports(trial)][-1] == EPOCHS
+    # Epochs with two workers count 3, those after the loss 1: none was done twice over or left out.
+    spread = int(sum(r.metrics["size"] == 2 for r in {r.epoch: r for r in run.reports(trial)}.values()))
+    assert run.reports(trial)[-1].metrics["loss"] == 3 * spread + (EPOCHS - spread)
+
+
+def test_a_study_of_elastic_tasks_finds_what_it_finds_without(tmp_path: Path) -> None:
+    space = pk.Space(lr=pk.Float(1e-3, 1e-1, log=True))
+    overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
+    found = {}
+    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead))):
+        found[name] = pk.Study(
+            TASK,
+            space,
+            minimize="loss",
+            scheduler=pk.Halving(max_epochs=40, min_epochs=10, trials=3, eta=3),
+            sampler=pk.Random(),
+            executor=pk.Local(2),
+            planner=planner,
+            store=tmp_path / f"{name}.db",
+            fuse=False,
+            meter=False,
+        ).run()
+    for ours, theirs in zip(found["fluid"].trials, found["plain"].trials, strict=True):
+        assert ours.status is theirs.status
+        assert [r.epoch for r in ours.reports] == [r.epoch for r in theirs.reports]
+        for one, other in zip(ours.reports, theirs.reports, strict=True):
+            assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-3)
+    # The last trial had the machine to itself, and took it.
+    assert max(len(record.shares) for record in found["fluid"].trials) == 2
+    assert all(len(record.shares) == 1 for record in found["plain"].trials)

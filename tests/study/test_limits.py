@@ -1,0 +1,407 @@
+"""Limits of a study: what is predicted to violate one never starts, what is measured to is noted and teaches."""
+
+import math
+import random
+from functools import cache
+
+import pytest
+
+import penstock as pk
+from penstock.core.errors import InvalidInput
+from penstock.predict import Features, Predictor
+from penstock.sample import Observation
+from penstock.store import open_store
+
+SPACE = pk.Space(
+    width=pk.Int(1, 64, structural=True),
+    depth=pk.Int(1, 8, structural=True),
+    lr=pk.Float(1e-4, 1, log=True),
+)
+BOUND_W = 40.0
+
+
+def watts(config):
+    """The device. About a quarter of the space keeps the bound (counted below)."""
+    return 20 + 0.5 * config["width"] + 3 * config["depth"]
+
+
+def error(config):
+    return 5 / config["width"] + 4 / config["depth"] + (math.log10(config["lr"]) + 2) ** 2
+
+
+def train(run):
+    for epoch in run.epochs(3):
+        run.report(error=error(run.config) + 1 / (epoch + 1))
+
+
+def train_and_measure(run):
+    for epoch in run.epochs(3):
+        run.report(error=error(run.config) + 1 / (epoch + 1), power_w=watts(run.config))
+
+
+@cache
+def model(factor, scatter):
+    draw = random.Random(5)
+    configs = [SPACE.sample(1000 + i) for i in range(40)]
+    values = [factor * watts(c) * (1 + scatter * draw.gauss(0, 1)) for c in configs]
+    return Predictor.fit("power_w", Features.of(SPACE), configs, values, folds=0)
+
+
+def predictors(factor=1.0, scatter=0.0, **names):
+    """What a profile would give, of a device that draws ``factor`` times what ours does."""
+    return pk.Predictors({"power_w": model(factor, scatter).copy()}, features=Features.of(SPACE), **names)
+
+
+def study(work=train, **options):
+    options.setdefault("minimize", "error")
+    options.setdefault("executor", pk.Simulated(devices=2, seconds=1.0))
+    options.setdefault("store", False)
+    options.setdefault("scheduler", pk.Full(trials=20, epochs=3))
+    options.setdefault("limits", [pk.power_w <= BOUND_W])
+    space = options.pop("space", SPACE)
+    return pk.Study(work, space, **options)
+
+
+SAMPLERS = {
+    "Random": pk.Random,
+    "TPE": pk.TPE,
+    "Walk": pk.Walk,
+    "HW-IECI": pk.Bayes,
+    "HW-CWEI": lambda: pk.Bayes(weight="probability"),
+    "HW-CWEI, GP": lambda: pk.Bayes(weight="gp"),
+    "WarmStart": lambda: pk.WarmStart([{"width": 64, "depth": 8, "lr": 0.01}], then=pk.Random()),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_no_trial_that_is_predicted_to_violate_starts_with_any_sampler(name):
+    done = study(sampler=SAMPLERS[name](), predictors=predictors()).run()
+    assert len(done.trials) == 20
+    assert max(watts(t.config) for t in done.trials) <= BOUND_W
+    assert {t.status for t in done.trials} == {pk.TrialStatus.COMPLETED}
+
+
+def test_the_same_samplers_violate_where_nothing_is_limited():
+    done = study(sampler=pk.Random(), limits=(), scheduler=pk.Full(trials=200, epochs=1)).run()
+    kept = sum(watts(t.config) <= BOUND_W for t in done.trials)
+    assert 0.1 < kept / 200 < 0.35
+    assert done.refused == 0
+    assert done.gate is None
+
+
+def test_a_grid_runs_what_is_allowed_of_it_and_ends():
+    space = pk.Space(width=pk.Choice(8, 16, 32, 64), depth=pk.Choice(1, 4, 8))
+    limit = pk.Quantity("cells", of=lambda c: c["width"] * c["depth"]) <= 64
+    done = study(
+        lambda run: run.report(error=1.0),
+        space=space,
+        sampler=pk.Grid(),
+        limits=[limit],
+        scheduler=pk.Full(epochs=1),
+    ).run()
+    expected = [(w, d) for w in (8, 16, 32, 64) for d in (1, 4, 8) if w * d <= 64]
+    assert sorted((t.config["width"], t.config["depth"]) for t in done.trials) == sorted(expected)
+    assert done.refused == 12 - len(expected)
+
+
+def test_warm_starts_that_violate_are_left_out_and_others_come_first():
+    fits, too_large = {"width": 8, "depth": 2, "lr": 0.01}, {"width": 64, "depth": 8, "lr": 0.01}
+    done = study(
+        sampler=pk.Random(),
+        warm_start=[too_large, fits],
+        predictors=predictors(),
+        scheduler=pk.Full(trials=4),
+    ).run()
+    assert done.trials[0].config == fits
+    assert all(t.config != too_large for t in done.trials)
+
+
+def test_population_based_training_does_not_change_a_member_beyond_a_limit():
+    space = pk.Space(width=pk.Int(1, 64), lr=pk.Float(1e-4, 1, log=True))
+    done = pk.Study(
+        lambda run: [run.report(error=1 / run.config["width"]) for _ in run.epochs(12)] and None,
+        space,
+        minimize="error",
+        scheduler=pk.PBT(population=8, max_epochs=12, interval=2),
+        sampler=pk.Random(),
+        limits=[pk.Quantity("width", of=lambda c: c["width"]) <= 20],
+        executor=pk.Simulated(devices=4, seconds=1.0),
+        store=False,
+    ).run()
+    widths = [s.trial.config["width"] for s in (t.segment for t in done.trials)]
+    assert max(widths) <= 20
+    assert max(widths) >= 15  # it does climb towards the limit
+
+
+def test_an_infeasible_space_is_told_with_the_tightest_limit_and_the_nearest_point():
+    impossible = study(
+        limits=[pk.power_w <= 22, pk.Quantity("cells", of=lambda c: c["width"] * c["depth"]) <= 100],
+        predictors=predictors(),
+        confidence=0.5,
+    )
+    with pytest.raises(InvalidInput) as caught:
+        impossible.run()
+    text = str(caught.value)
+    assert "The tightest limit is power_w <= 22 W" in text
+    assert "'width': 1, 'depth': 1" in text  # the least watts there are: 23.5
+    assert "23.5" in text
+
+
+def test_a_small_allowed_part_is_found_beyond_drawing():
+    """One of 512 structures is allowed, which 200 draws mostly miss."""
+    limit = pk.power_w <= 23.6
+    few = pk.Full(trials=4, epochs=1)
+    done = study(
+        sampler=pk.Random(), limits=[limit], predictors=predictors(), confidence=0.5, scheduler=few
+    ).run()
+    assert {(t.config["width"], t.config["depth"]) for t in done.trials} == {(1, 1)}
+
+
+def test_two_limits_and_a_users_function_hold_together():
+    limits = [pk.power_w <= BOUND_W, pk.Quantity("depth", of=lambda c: c["depth"]) >= 3]
+    done = study(limits=limits, predictors=predictors(), sampler=pk.Bayes()).run()
+    assert all(watts(t.config) <= BOUND_W and t.config["depth"] >= 3 for t in done.trials)
+    assert done.spec()["limits"][1] == {
+        "quantity": "depth",
+        "unit": "",
+        "bound": 3.0,
+        "at_most": False,
+        "function": True,
+    }
+
+
+def test_measured_violations_are_noted_never_the_best_and_teach():
+    """A profile that tells a tenth less than the device draws: the study finds out by itself."""
+    wrong = predictors(0.9, scatter=0.01)
+    done = study(
+        train_and_measure,
+        predictors=wrong,
+        sampler=pk.Bayes(),
+        scheduler=pk.Full(trials=40, epochs=3),
+        confidence=0.9,
+    ).run()
+    over = [t.id for t in done.trials if watts(t.config) > BOUND_W]
+    assert over  # the profile was believed at first
+    assert [t.id for t in done.trials if t.violated] == over
+    assert sorted({n.trial for n in done.state.notes if n.topic == "limit_violated"}) == over
+    note = next(n for n in done.state.notes if n.topic == "limit_violated")
+    assert note.data["limit"] == "power_w <= 40 W"
+    assert note.data["value"] == pytest.approx(watts(done.trials[note.trial].config))
+    assert watts(done.best.config) <= BOUND_W
+    unlimited = min(done.trials, key=lambda t: t.metrics["error"])
+    assert done.best.metrics["error"] >= unlimited.metrics["error"]
+    assert sum(t >= 20 for t in over) < sum(t < 20 for t in over)
+    assert not [t for t in over if t >= 30]
+    # The predictions are of the device now, near the limit, where trials were run.
+    config = {"width": 22, "depth": 3, "lr": 0.01}
+    assert done.gate.predictors.predict("power_w", config).mean == pytest.approx(watts(config), rel=0.06)
+
+
+def test_what_nobody_has_profiled_is_learned_from_what_the_study_measures_itself():
+    """Seconds per epoch are metered in every trial."""
+
+    def seconds(config, epoch):
+        return 0.1 * config["width"] + 1.0
+
+    done = study(
+        limits=[pk.epoch_s <= 3.0],
+        sampler=pk.Random(),
+        scheduler=pk.Full(trials=40, epochs=3),
+        executor=pk.Simulated(devices=1, seconds=seconds),
+    ).run()
+    over = [t.id for t in done.trials if seconds(t.config, 0) > 3.0]
+    assert over == [t.id for t in done.trials if t.violated]
+    assert len(over) >= 3
+    assert max(over) < 12
+    assert seconds(done.best.config, 0) <= 3.0
+
+
+@pytest.mark.parametrize("name", ["Random", "TPE", "Walk", "HW-IECI", "WarmStart"])
+def test_a_resumed_study_goes_on_as_if_never_interrupted(name, tmp_path):
+    """Also what the predictors have learned from measurements comes back from the journal."""
+
+    def run(path, *budgets):
+        wrong = predictors(0.9, scatter=0.01)
+        study(
+            train_and_measure,
+            sampler=SAMPLERS[name](),
+            predictors=wrong,
+            confidence=0.9,
+            store=path,
+            scheduler=pk.Full(trials=16, epochs=3),
+            budget=budgets[0],
+            executor=pk.Simulated(devices=2, seconds=1.0),
+        ).run()
+        for budget in budgets[1:]:
+            pk.Study.load(path, budget=budget).run()
+        return pk.Study.load(path)
+
+    whole = run(tmp_path / "whole.db", pk.Budget())
+    parts = run(
+        tmp_path / "parts.db",
+        pk.Budget(time_s=7.0),
+        pk.Budget(time_s=13.0),
+        pk.Budget(),
+    )
+    assert len(parts.trials) == 16
+    assert [t.config for t in parts.trials] == [t.config for t in whole.trials]
+    assert [t.violated for t in parts.trials] == [t.violated for t in whole.trials]
+    assert any(t.violated for t in whole.trials)
+    assert parts.limits == (pk.power_w <= BOUND_W,)
+
+
+def test_the_same_object_can_be_run_on_and_predictors_of_the_caller_stay_as_they_were():
+    mine = predictors(0.9)
+    config = {"width": 20, "depth": 4, "lr": 0.1}
+    before = mine.predict("power_w", config)
+    study(train_and_measure, predictors=mine, sampler=pk.Random()).run()
+    assert mine.predict("power_w", config) == before
+
+
+def test_a_profile_in_the_store_is_used_by_later_studies(tmp_path):
+    path = tmp_path / "studies.db"
+    store = open_store(path, write=True)
+    predictors(device="Board A", task="train").save(store)
+    store.close()
+    done = study(store=path, sampler=pk.Random(), name="one").run()
+    assert max(watts(t.config) for t in done.trials) <= BOUND_W
+    assert done.refused > 20
+
+    store = open_store(path, write=True)
+    predictors(2.0, device="Board B", task="train").save(store)
+    store.close()
+    with pytest.raises(InvalidInput, match=r"Board A.*Board B.*predictors="):
+        study(store=path, name="two").run()
+    done = study(store=path, name="three", predictors="Board B", limits=[pk.power_w <= 100]).run()
+    assert max(watts(t.config) for t in done.trials) <= 50
+    with pytest.raises(InvalidInput, match="no profile of train on 'Board C'"):
+        study(store=path, name="four", predictors="Board C").run()
+    other = pk.Space(height=pk.Int(1, 9, structural=True))
+    with pytest.raises(InvalidInput, match="another space"):
+        study(store=path, name="five", predictors="Board A", space=other).run()
+
+
+def test_limits_are_checked_before_anything_runs():
+    with pytest.raises(InvalidInput, match="power_w alone is no limit"):
+        study(limits=[pk.power_w])
+    with pytest.raises(InvalidInput, match="confidence"):
+        study(confidence=1.0)
+    with pytest.raises(InvalidInput, match="predictors takes"):
+        study(predictors=3)
+    with pytest.raises(InvalidInput, match="drop predictors"):
+        study(predictors=predictors(), limits=())
+    with pytest.raises(InvalidInput, match="study alone"):
+        study(sampler=pk.Limited(pk.Random(), [pk.power_w <= 3]))
+
+
+def test_a_sampler_may_bring_its_own_limits():
+    own = pk.Limited(pk.Random(), [pk.power_w <= BOUND_W], predictors())
+    done = study(sampler=own, limits=()).run()
+    assert max(watts(t.config) for t in done.trials) <= BOUND_W
+    assert done.limits == (pk.power_w <= BOUND_W,)
+
+
+# --- early termination, budgets ------------------------------------------------------------------------------
+
+
+def train_or_diverge(run):
+    """Learning rates above 0.1 stay at chance, above 0.5 they explode after a while."""
+    lr = run.config["lr"]
+    for epoch in run.epochs(9):
+        if lr > 0.5:
+            run.report(error=80.0 if epoch < 1 else 80.0 * 20**epoch)
+        elif lr > 0.1:
+            run.report(error=90.0 + 0.1 * (-1) ** epoch)
+        else:
+            run.report(error=20 + error(run.config) + 60 / (epoch + 1))
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        pk.Full(trials=27, epochs=9),
+        pk.Halving(max_epochs=9, trials=27),
+        pk.Hyperband(max_epochs=9),
+        pk.ASHA(max_epochs=9, trials=27),
+        pk.PBT(population=9, max_epochs=9, interval=3),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_early_termination_composes_with_every_scheduler_and_stops_no_training_that_learns(scheduler):
+    done = study(
+        train_or_diverge,
+        scheduler=scheduler,
+        sampler=pk.Random(),
+        predictors=predictors(),
+        stop=[pk.Divergence("error", chance=90.0, epochs=3)],
+    ).run()
+    assert max(watts(t.config) for t in done.trials) <= BOUND_W
+    hopeless = [t for t in done.trials if t.config["lr"] > 0.1]
+    assert hopeless
+    for trial in hopeless:
+        if trial.segment.copy_from is None:  # PBT turns to such rates also later
+            assert trial.epoch <= 4  # known after the third epoch's report, told at the next
+            assert trial.status is pk.TrialStatus.STOPPED
+    for trial in done.trials:
+        if trial.config["lr"] <= 0.1:
+            assert "chance" not in trial.reason
+            assert "diverged" not in trial.reason
+    assert done.best.config["lr"] <= 0.1
+    assert done.best.epoch == 9
+
+
+def test_with_a_budget_of_time_the_last_trial_may_finish():
+    """HyperPower, section 5: the last sample queried before the time limit is allowed to complete."""
+
+    def run(**more):
+        return study(
+            sampler=pk.Random(),
+            predictors=predictors(),
+            scheduler=pk.Full(epochs=3),
+            executor=pk.Simulated(devices=1, seconds=10.0),
+            budget=pk.Budget(time_s=100.0, **more),
+        ).run()
+
+    done = run(finish=True)
+    assert [t.epoch for t in done.trials] == [3, 3, 3, 3]  # the fourth begins at 90 s
+    assert done.state.spent_s == pytest.approx(120.0)
+    assert done.state.closed.reason == "budget"
+    cut = run()
+    assert [t.epoch for t in cut.trials[:3]] == [3, 3, 3]
+    assert cut.trials[3].epoch < 3
+    assert pk.Budget(time_s=100.0, finish=True) == pk.Budget.from_json(
+        pk.Budget(time_s=100.0, finish=True).to_json()
+    )
+
+
+def test_a_fixed_number_of_evaluations():
+    done = study(scheduler=pk.Full(), budget=pk.Budget(trials=7), predictors=predictors()).run()
+    assert len(done.trials) == 7
+
+
+def test_results_of_an_earlier_study_carry_over():
+    """Transfer: with what another device's study has found, the first proposals are good ones already."""
+    earlier = study(sampler=pk.Random(), limits=(), scheduler=pk.Full(trials=60, epochs=3)).run()
+    told = [Observation(t.id, t.config, (t.metrics["error"],), t.epoch) for t in earlier.trials]
+
+    def first(sampler):
+        done = study(sampler=sampler, predictors=predictors(), scheduler=pk.Full(trials=4, epochs=3)).run()
+        return min(t.metrics["error"] for t in done.trials)
+
+    assert first(pk.Bayes(transfer=told)) < first(pk.Bayes())
+
+
+def test_a_confidence_that_leaves_nothing_is_given_up_but_never_the_prediction():
+    """Sensors that scatter by 10% tell no two of these networks apart: the surest of them are taken."""
+    noisy = predictors(scatter=0.1)
+    done = study(
+        limits=[pk.power_w <= 26],
+        predictors=noisy,
+        confidence=0.99,
+        sampler=pk.Random(),
+        scheduler=pk.Full(trials=4, epochs=1),
+    ).run()
+    assert len(done.trials) == 4
+    for trial in done.trials:
+        found = noisy.predict("power_w", trial.config)
+        assert found.mean <= 26 < found.mean + 2.3 * found.std

@@ -1,0 +1,281 @@
+"""Studies with the Fluid planner: all end sooner, with the same results, and no device is given out twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from penstock.core import Ended, Event, Reported, Resized, Share, Started, Submitted
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.execute import Job
+from penstock.store import open_store
+from penstock.study._ledger import Foresight, Ledger
+from penstock.testing.executors import Drive, segment
+
+OVERHEAD = pk.Overhead(alpha=1.3, beta=1.05, max_sharing=2, max_devices=8, epsilon_s=3.0)
+SPACE = pk.Space(x=pk.Float(0, 1), y=pk.Float(0, 1))
+SCHEDULERS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "Grid": lambda: (pk.Full(), pk.Grid({"x": 5, "y": 5})),
+    "Random": lambda: (pk.Full(trials=30), pk.Random()),
+    "PBT": lambda: (pk.PBT(population=6, max_epochs=20, interval=5), pk.Random()),
+    "Halving": lambda: (pk.Halving(max_epochs=27), pk.Random()),
+    "Hyperband": lambda: (pk.Hyperband(max_epochs=27), pk.Random()),
+    "synchronous BOHB": lambda: (pk.Hyperband(max_epochs=27), pk.TPE()),
+    "ASHA": lambda: (pk.ASHA(max_epochs=27, trials=60), pk.Random()),
+    "BOHB": lambda: (pk.ASHA(max_epochs=27, trials=60, brackets=3), pk.TPE()),
+}
+
+
+def curve(run: pk.Run) -> None:
+    state = run.load() or {"seen": []}
+    for epoch in run.epochs(20):
+        state["seen"].append(epoch)
+        run.save(state)
+        run.report(loss=run.config["x"] + 1 / len(state["seen"]))
+
+
+def seconds(config: Any, epoch: int) -> float:
+    return 30 * (0.4 + float(config["y"]))
+
+
+def study(scheduler: Any, sampler: Any, planner: Any = None, devices: int = 8, **options: Any) -> pk.Study:
+    overhead = options.pop("overhead", OVERHEAD)
+    executor = pk.Simulated(devices, seconds=seconds, overhead=overhead, failure=options.pop("failure", None))
+    return pk.Study(
+        curve,
+        SPACE,
+        minimize="loss",
+        scheduler=scheduler,
+        sampler=sampler,
+        executor=executor,
+        planner=planner,
+        store=options.pop("store", False),
+        seed=3,
+        **options,
+    )
+
+
+def journal(path: Path) -> list[Event]:
+    store = open_store(path, write=False)
+    try:
+        return [event for _, event in store.read(store.find().id)]
+    finally:
+        store.close()
+
+
+def check_devices(events: list[Event], devices: int) -> float:
+    """Nobody gets what another has, by the journal; returns the device-seconds held."""
+    held: dict[int, tuple[Share, ...]] = {}
+    total, last = 0.0, 0.0
+    for event in events:
+        total += (event.time_s - last) * sum(s.fraction for shares in held.values() for s in shares)
+        last = event.time_s
+        if isinstance(event, Started | Resized):
+            held[event.trial] = event.shares
+        elif isinstance(event, Ended):
+            held.pop(event.trial, None)
+        used: dict[str, float] = {}
+        for shares in held.values():
+            for share in shares:
+                used[share.device] = used.get(share.device, 0.0) + share.fraction
+        assert len(used) <= devices
+        # Within one instant ends and starts are journalled trial by trial: count when time has passed.
+        if used and event is not events[-1] and events[events.index(event) + 1].time_s > event.time_s:
+            assert max(used.values()) <= 1 + 1e-9, f"at {event.time_s}: {used}"
+    return total
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_ends_sooner_with_the_same_trials(name: str) -> None:
+    plain = study(*SCHEDULERS[name]()).run()
+    fluid = study(*SCHEDULERS[name](), pk.Fluid()).run()
+    fluid.state.validate()
+    assert fluid.state.counts.ended == fluid.state.counts.total
+    assert plain.state.spent_s > 1.05 * fluid.state.spent_s
+    if name in ("Grid", "Random", "Halving", "PBT"):  # decided by results alone, whenever they come
+        results = [{r.id: (r.epoch, dict(r.metrics)) for r in s.trials} for s in (plain, fluid)]
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["Hyperband", "ASHA", "PBT"])
+def test_devices_are_never_given_out_twice(name: str, tmp_path: Path) -> None:
+    done = study(*SCHEDULERS[name](), pk.Fluid(), store=tmp_path / "s.db").run()
+    events = journal(tmp_path / "s.db")
+    used = check_devices(events, 8)
+    assert 0 < used <= 8 * done.state.spent_s * (1 + 1e-9)
+    widths = [sum(s.fraction for s in e.shares) for e in events if isinstance(e, Started | Resized)]
+    assert any(isinstance(event, Resized) for event in events)
+    assert max(widths) > 1
+    assert min(widths) == (
+        1.0 if name == "PBT" else 0.5
+    )  # a population of 6 on 8 devices has no need to share
+
+
+def test_failures_are_retried_and_nobody_is_lost(tmp_path: Path) -> None:
+    def failure(trial: int, epoch: int, attempt: int) -> bool:
+        return attempt == 0 and (7 * trial + epoch) % 11 == 3
+
+    done = study(*SCHEDULERS["Halving"](), pk.Fluid(), store=tmp_path / "s.db", failure=failure).run()
+    plain = study(*SCHEDULERS["Halving"]()).run()
+    assert sum(record.retries for record in done.trials) > 3
+    assert {r.id: r.metrics for r in done.trials} == {r.id: r.metrics for r in plain.trials}
+    check_devices(journal(tmp_path / "s.db"), 8)
+
+
+def test_a_resumed_study_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    whole = study(*SCHEDULERS["Halving"](), pk.Fluid()).run()
+    cut = tmp_path / "cut.db"
+    half_s = whole.state.spent_s / 2
+    study(*SCHEDULERS["Halving"](), pk.Fluid(), store=cut, budget=pk.Budget(time_s=half_s)).run()
+    resumed = pk.Study.load(cut, budget=pk.Budget())
+    assert isinstance(resumed.planner, pk.Fluid)
+    resumed.run()
+    assert {r.id: r.metrics for r in resumed.trials} == {r.id: r.metrics for r in whole.trials}
+
+
+def test_concurrency_is_free_of_the_number_of_devices(tmp_path: Path) -> None:
+    study(*SCHEDULERS["ASHA"](), pk.Fluid(concurrency=16), devices=4, store=tmp_path / "s.db").run()
+    events = journal(tmp_path / "s.db")
+    assert next(e.want for e in events if isinstance(e, Submitted)) == 16
+    under_way, most = set[int](), 0
+    for event in events:
+        if isinstance(event, Submitted):
+            under_way |= {s.trial.id for s in event.segments}
+        elif isinstance(event, Ended):
+            under_way.discard(event.trial)
+        most = max(most, len(under_way))
+    assert most == 16
+
+
+def test_idle_devices_go_to_the_best_trial_or_evenly(tmp_path: Path) -> None:
+    # Two trials of the same length on 5 devices, of which one can take 4; by Hydro's rule the better one does.
+    overhead = pk.Overhead(beta=1.05, max_devices=4, epsilon_s=1.0)
+    widths: dict[str, dict[bool, int]] = {}
+    for idle in ("best", "even"):
+        done = pk.Study(
+            curve,
+            SPACE,
+            minimize="loss",
+            scheduler=pk.Halving(max_epochs=20, min_epochs=20, trials=2),
+            sampler=pk.Random(),
+            executor=pk.Simulated(5, seconds=30.0, overhead=overhead),
+            planner=pk.Fluid(idle=idle),
+            store=tmp_path / f"{idle}.db",
+            seed=3,
+        ).run()
+        assert done.best is not None
+        widths[idle] = {}
+        for event in journal(tmp_path / f"{idle}.db"):
+            if isinstance(event, Started | Resized):
+                widths[idle][event.trial == done.best.id] = len(event.shares)
+            elif isinstance(event, Ended):
+                break
+    assert widths["best"] == {True: 4, False: 1}
+    assert sorted(widths["even"].values()) == [2, 3]
+
+
+def test_without_overheads_to_know_simulated_trials_run_one_by_one() -> None:
+    fluid = study(*SCHEDULERS["Halving"](), pk.Fluid(), overhead=None).run()
+    plain = study(*SCHEDULERS["Halving"](), overhead=None).run()
+    assert fluid.state.spent_s <= plain.state.spent_s
+
+
+# --- the simulated executor's model ------------------------------------------------------------------------------
+
+
+def drive(tmp_path: Path, **options: Any) -> tuple[pk.Simulated, Drive]:
+    executor = pk.Simulated(4, seconds=10.0, **options)
+    executor.open(Job(curve, tmp_path, ("loss",)))
+    return executor, Drive(executor)
+
+
+def trial(number: int, until: int = 4) -> Any:
+    return segment(number, until=until, config={"x": 0.5, "y": 0.5})
+
+
+def test_trials_on_one_device_slow_each_other_down_while_they_share_it(tmp_path: Path) -> None:
+    _, run = drive(tmp_path, overhead=OVERHEAD)
+    for number, until in ((0, 1), (1, 4)):
+        run.submit([trial(number, until)])
+        run.start([trial(number, until)], [Share("sim:0", 0.5)])
+    run.finish(2)
+    # Both at 1/1.3 of their speed until the shorter one has ended after 13 s; 30 s alone are left of the other.
+    assert run.ended(0).time_s == pytest.approx(13.0)
+    assert run.ended(1).time_s == pytest.approx(13.0 + 30.0)
+
+
+def test_a_wide_trial_is_as_fast_as_the_model_says(tmp_path: Path) -> None:
+    _, run = drive(tmp_path, overhead=OVERHEAD)
+    run.submit([trial(0)])
+    run.start([trial(0)], [Share(f"sim:{i}") for i in range(3)], max_devices=8)
+    run.finish(1)
+    assert run.ended(0).time_s == pytest.approx(40 / 3 * 1.05**2)  # Fluid 4.2.2: h(1)/w * beta^(w-1)
+
+
+def test_a_change_takes_place_at_the_next_report_and_costs_epsilon(tmp_path: Path) -> None:
+    executor, run = drive(tmp_path, overhead=OVERHEAD)
+    run.submit([trial(0)])
+    run.start([trial(0)], [Share("sim:0")], max_devices=8)
+    run.poll(5.0)
+    executor.resize(0, [Share("sim:0"), Share("sim:1")])
+    assert {free.device.id for free in executor.free()} == {"sim:2", "sim:3"}
+    run.finish(1)
+    changes = [event for event in run.events if isinstance(event, Resized)]
+    assert changes == [Resized(10.0, 0, (Share("sim:0"), Share("sim:1")))]
+    assert run.ended(0).time_s == pytest.approx(10 + 3 + 30 / 2 * 1.05)
+    assert len(executor.free()) == 4
+
+
+def test_a_trial_that_ends_before_it_changes_gives_back_what_was_kept_for_it(tmp_path: Path) -> None:
+    executor, run = drive(tmp_path, overhead=OVERHEAD)
+    run.submit([trial(0, 1)])
+    run.start([trial(0, 1)], [Share("sim:0")], max_devices=8)
+    run.poll(0)
+    executor.resize(0, [Share("sim:0"), Share("sim:1")])
+    run.finish(1)
+    assert not any(isinstance(event, Resized) for event in run.events)
+    assert [free.fraction for free in executor.free()] == [1.0] * 4
+
+
+def test_resize_needs_an_executor_that_can(tmp_path: Path) -> None:
+    executor, run = drive(tmp_path)
+    run.submit([trial(0)])
+    run.start([trial(0)], [Share("sim:0")])
+    with pytest.raises(Unsupported, match="can't change"):
+        executor.resize(0, [Share("sim:1")])
+
+
+# --- what the engine foresees ------------------------------------------------------------------------------------
+
+
+def test_the_ledger_learns_alone_times_from_trials_that_share_and_spread() -> None:
+    # By the model: two on one device from 0 to 13 s (10 s of work each), then the second alone.
+    ledger = Ledger(Foresight(OVERHEAD))
+    for number in (0, 1):
+        ledger.started(Started(0.0, number, shares=(Share("a", 0.5),)), trial(number))
+    ledger.reported(Reported(13.0, 0, 1, {}, 13.0), {})
+    ledger.ended(Ended(13.0, 0, pk.TrialStatus.PAUSED, 1))
+    ledger.reported(Reported(18.0, 1, 1, {}, 18.0), {})
+    assert ledger.times.epoch_s(0, {}) == pytest.approx(10.0)
+    assert ledger.times.epoch_s(1, {}) == pytest.approx(10.0 + 5.0)
+    # Then over two devices: 2 / 1.05 times as fast, after epsilon.
+    ledger.resized(Resized(18.0, 1, (Share("a"), Share("b"))))
+    ledger.reported(Reported(18.0 + 3.0 + 15 / 2 * 1.05, 1, 2, {}, 3.0 + 15 / 2 * 1.05), {})
+    assert ledger.times.epoch_s(1, {}) == pytest.approx(15.0)
+    (running,) = ledger.running(28.875 + 2.0, lambda trials: {})
+    assert running.remaining_s == pytest.approx(2 * 15.0 - 2.0 * 2 / 1.05)
+
+
+def test_what_fluid_refuses() -> None:
+    with pytest.raises(InvalidInput, match="concurrency"):
+        pk.Fluid(concurrency=0)
+    with pytest.raises(InvalidInput, match="overhead"):
+        pk.Fluid(overhead=1.3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="idle"):
+        pk.Fluid(idle="worst")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="not both"):
+        pk.Simulated(2, seconds=lambda config, epoch, placement: 1.0, overhead=OVERHEAD)

@@ -1,0 +1,314 @@
+"""Studies that tune a narrow twin and end with the full model trained."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import penstock as pk
+from penstock.core import Noted, Reported, Submitted, Trial, TrialStatus
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.schedule import Outcome, Rules
+from penstock.store import open_store
+from penstock.study._transfer import TOPIC, Transfer, inspect_twin
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(96, 12, generator=GENERATOR)
+Y = (X @ torch.randn(12, 5, generator=GENERATOR)).argmax(1)
+SPACE = pk.Space(
+    lr=pk.Float(1e-3, 0.5, log=True), weight_decay=pk.Float(1e-6, 1e-2, log=True, transfers=False)
+)
+
+
+def make(config):
+    return nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+
+
+def forward(model, inputs):
+    output = model(inputs)
+    output.hidden = model[2].out_features
+    return output
+
+
+def hidden(output, targets):
+    return float(output.hidden)  # the validation data is one batch, so that this is the model's own output
+
+
+def a_task(**options):
+    options.setdefault("epochs", 3)
+    data = pk.Data((X[:64], Y[:64]), (X[64:], Y[64:]))
+    return pk.Task(
+        make, data, F.cross_entropy, metrics={"hidden": hidden}, forward=forward, batch_size=32, **options
+    )
+
+
+def seconds(config, epoch, placement):
+    return 8.0 if placement.segments[0].options.get("model") == "target" else 1.0
+
+
+def a_study(**options):
+    options.setdefault("minimize", "loss")
+    options.setdefault("sampler", pk.Random())
+    options.setdefault("scheduler", pk.Full(trials=8))
+    options.setdefault("executor", pk.Simulated(devices=2, seconds=seconds))
+    options.setdefault("store", False)
+    options.setdefault("surrogate", pk.Shrink(8))
+    return pk.Study(options.pop("task", None) or a_task(), options.pop("space", SPACE), **options)
+
+
+@pytest.fixture(scope="module")
+def done():
+    return a_study().run()
+
+
+def test_the_result_is_the_full_model_with_both_histories(done):
+    assert {t.metrics["hidden"] for t in done.surrogate_trials} == {8}
+    assert {t.metrics["hidden"] for t in done.target_trials} == {64}
+    assert len(done.surrogate_trials) == 8
+    assert done.best in done.target_trials
+    assert done.best.epoch == 3
+    best = min(done.surrogate_trials, key=lambda t: t.metrics["loss"])
+    assert {t.parent for t in done.target_trials if t.status is TrialStatus.COMPLETED} >= {best.id}
+    assert done.best.config["lr"] == best.config["lr"]
+
+
+def test_what_does_not_transfer_is_held_then_tuned_on_the_full_model(done):
+    assert {t.config["weight_decay"] for t in done.surrogate_trials} == {1e-6}
+    best = min(done.surrogate_trials, key=lambda t: t.metrics["loss"])
+    tuned = [t for t in done.target_trials if t.parent == best.id]
+    assert len(tuned) == 1 + pk.Shrink(8).second
+    assert len({t.config["weight_decay"] for t in tuned}) == len(tuned)
+    assert {t.config["lr"] for t in tuned} == {best.config["lr"]}
+
+
+def test_the_held_value_is_the_users_where_there_is_one():
+    shrink = pk.Shrink(8, held={"weight_decay": 1e-3}, second=0)
+    found = a_study(surrogate=shrink, scheduler=pk.Full(trials=2)).run()
+    assert {t.config["weight_decay"] for t in found.trials} == {1e-3}
+    found = a_study(
+        task=a_task(defaults={"weight_decay": 1e-4}),
+        scheduler=pk.Full(trials=2),
+        surrogate=pk.Shrink(8, second=0),
+    ).run()
+    assert {t.config["weight_decay"] for t in found.trials} == {1e-4}
+    with pytest.raises(InvalidInput, match="holds 'lr'"):
+        a_study(surrogate=pk.Shrink(8, held={"lr": 0.1}))
+    with pytest.raises(InvalidInput, match=r"holds weight_decay=7"):
+        a_study(surrogate=pk.Shrink(8, held={"weight_decay": 7}))
+
+
+def test_the_best_so_far_starts_eagerly_on_an_idle_device():
+    # Odd numbers on 2 devices: one idles while the last surrogate runs.
+    space = pk.Space(lr=pk.Float(1e-3, 0.5, log=True))
+    eager = a_study(scheduler=pk.Full(trials=7), space=space).run()
+    first = eager.target_trials[0]
+    last = max(t.ended_s for t in eager.surrogate_trials)
+    assert first.started_s < last
+    patient = a_study(scheduler=pk.Full(trials=7), space=space, surrogate=pk.Shrink(8, eager=1)).run()
+    assert patient.target_trials[0].started_s >= max(t.ended_s for t in patient.surrogate_trials)
+    assert len(patient.target_trials) == 1
+    assert eager.state.spent_s <= patient.state.spent_s
+
+
+@pytest.mark.parametrize("scheduler", [pk.ASHA(max_epochs=4, trials=9), pk.Hyperband(max_epochs=4)])
+def test_multi_fidelity_schedulers_end_with_the_full_model(scheduler):
+    found = a_study(scheduler=scheduler, sampler=pk.TPE()).run()
+    assert found.best.metrics["hidden"] == 64
+    assert found.best.epoch == 4
+    furthest = [t for t in found.surrogate_trials if t.epoch == 4]
+    best = min(furthest, key=lambda t: t.metrics["loss"])
+    assert best.id in {t.parent for t in found.target_trials}
+    found.state.validate()
+
+
+def test_a_deadline_leaves_a_trained_model():
+    # 8 s per target epoch, 24 in all; nothing else bounds the search.
+    found = a_study(scheduler=pk.Full(), budget=pk.Budget(time_s=80)).run()
+    assert found.best.metrics["hidden"] == 64
+    assert found.best.status is TrialStatus.COMPLETED
+    assert found.state.spent_s <= 80
+    assert len(found.surrogate_trials) > 10
+
+
+def test_a_study_goes_on_where_it_was_left(tmp_path):
+    whole = a_study(store=tmp_path / "whole.db", seed=5).run()
+    for epochs in (7, 26, 33):  # while surrogates train, near their end, while targets train
+        path = tmp_path / f"{epochs}.db"
+        a_study(store=path, seed=5, budget=pk.Budget(epochs=epochs)).run()
+        again = pk.Study.load(path, budget=pk.Budget(epochs=1000)).run()
+        assert again.surrogate == pk.Shrink(8)
+        assert again.best.metrics["hidden"] == 64
+        assert {t.config["lr"] for t in again.target_trials} >= {whole.best.config["lr"]}
+        assert all(t.status.is_end for t in again.trials)
+        again.state.validate()
+
+
+def test_the_journal_tells_surrogates_and_targets_apart(tmp_path):
+    a_study(store=tmp_path / "s.db").run()
+    store = open_store(tmp_path / "s.db", write=False)
+    groups = [event for _, event in store.read(store.find().id) if isinstance(event, Submitted)]
+    store.close()
+    options = {event.label: {s.options.get("model") for s in event.segments} for event in groups}
+    assert options["full"] == {None}
+    assert options["second stage"] == {"target"}
+    assert any(label.startswith("transfer of trial") for label in options)
+
+
+# ---------------------------------------------------------------- the scheduler by itself
+
+
+def started(shrink=None, trials=4, **options):
+    made: list[Trial] = []
+
+    def propose(n):
+        new = [Trial(len(made) + i, {"lr": 0.1 * (len(made) + i)}, 0) for i in range(n)]
+        made.extend(new)
+        return new
+
+    def derive(config, parent):
+        made.append(Trial(len(made), config, 0, parent))
+        return made[-1]
+
+    transfer = Transfer(pk.Full(trials=trials, epochs=2), shrink or pk.Shrink(8), epochs=2, **options)
+    order = lambda values: sorted(range(len(values)), key=values.__getitem__)  # noqa: E731
+    transfer.start(Rules(propose, order, pk.Space(lr=pk.Float(0, 1)), False, 0, derive))
+    return transfer
+
+
+def end(transfer, trial, loss, status=TrialStatus.COMPLETED):
+    transfer.ended(Outcome(trial, status, 2, None if loss is None else (loss,)))
+
+
+def test_a_better_configuration_replaces_a_target_that_has_just_begun():
+    transfer = started()
+    assert len(transfer.next(4).segments) == 4
+    end(transfer, 0, 0.9), end(transfer, 1, 0.5)
+    (segment,) = transfer.next(1).segments
+    assert (segment.trial.parent, segment.options) == (1, {"model": "target"})
+    assert transfer.stops() == []
+    end(transfer, 2, 0.3)  # better, and nothing is idle
+    assert transfer.stops() == [(4, "replaced by the configuration of trial 2, which is better")]
+    end(transfer, 4, 0.6, TrialStatus.STOPPED)
+    assert transfer.urgent
+    (segment,) = transfer.next(1).segments
+    assert segment.trial.parent == 2
+    assert not transfer.urgent
+
+
+def test_a_target_half_trained_is_not_replaced_but_joined():
+    transfer = started()
+    transfer.next(4)
+    end(transfer, 0, 0.9), end(transfer, 1, 0.5)
+    transfer.next(1)
+    transfer.heard(Reported(0.0, 4, 1, {"loss": 1.0}))
+    end(transfer, 2, 0.3)
+    assert transfer.stops() == []
+    assert transfer.next(1).segments[0].trial.parent == 2
+    end(transfer, 3, 0.8)
+    assert transfer.next(1) is None
+    assert transfer.done
+
+
+def test_a_target_that_fails_makes_room_for_the_second_best():
+    transfer = started(trials=2)
+    transfer.next(2)
+    end(transfer, 0, 0.9), end(transfer, 1, 0.5)
+    assert transfer.next(1).segments[0].trial.parent == 1
+    end(transfer, 2, None, TrialStatus.FAILED)
+    assert not transfer.done
+    assert transfer.next(1).segments[0].trial.parent == 0
+
+
+def test_nothing_is_transferred_if_every_surrogate_failed():
+    transfer = started(trials=2)
+    transfer.next(2)
+    end(transfer, 0, None, TrialStatus.FAILED), end(transfer, 1, math.nan)
+    assert transfer.next(2) is None
+    assert transfer.done
+
+
+def test_at_the_close_surrogates_stop_and_the_best_goes_first():
+    transfer = started(trials=10, deadline_s=100.0)
+    transfer.heard(Noted(0.0, TOPIC, {"target_epoch_s": 10.0}))  # 20 s in all: tuning ends at 73 s
+    transfer.next(10)
+    transfer.heard(Reported(0.0, 0, 1, {"loss": 1.0}))
+    end(transfer, 0, 0.9)
+    transfer.at(72.9)
+    assert transfer.stops() == []
+    assert not transfer.urgent
+    transfer.at(73.1)
+    assert [trial for trial, _ in transfer.stops()] == list(range(1, 10))
+    assert transfer.urgent
+    (segment,) = transfer.next(1).segments
+    assert segment.trial.parent == 0
+    assert transfer.next(5) is None
+    assert transfer.done
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_the_check_stops_a_study_whose_twin_would_mislead():
+    class Loud(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(12, width), nn.ReLU())
+            self.out = nn.Linear(width, 5)
+
+        def forward(self, x):
+            return self.out(self.body(x)) * self.out.in_features  # what no parametrization can know of
+
+    def build(config, width=64):
+        return Loud(width)
+
+    data = pk.Data((X[:64], Y[:64]), (X[64:], Y[64:]))
+    task = pk.Task(build, data, F.cross_entropy, batch_size=32, defaults={"lr": 0.01})
+    shrink = pk.Shrink(8)
+    with pytest.raises(Unsupported, match=r"(?s)coordinate check fails.*out +.*grows.*check=False"):
+        inspect_twin(task.narrowed(shrink), shrink, {}, threads=1)
+    shrink = pk.Shrink(8, check=False)
+    note = inspect_twin(task.narrowed(shrink), shrink, {}, threads=1)
+    assert note["check"]["ok"] is False
+    assert note["target_epoch_s"] > 0
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(InvalidInput, match=r"pk\.Shrink\(8\)"):
+        a_study(surrogate=8)
+    with pytest.raises(InvalidInput, match=r"needs a pk\.Task"):
+        pk.Study(lambda run: None, SPACE, minimize="loss", surrogate=pk.Shrink(8))
+    with pytest.raises(InvalidInput, match="SM2"):
+        a_study(scheduler=pk.SM2(max_epochs=4))
+    with pytest.raises(InvalidInput, match="limits"):
+        a_study(limits=[pk.power_w <= 90])
+    with pytest.raises(InvalidInput, match="Nothing in the space transfers"):
+        a_study(space=pk.Space(weight_decay=pk.Float(0, 1, transfers=False)))
+
+
+def test_on_real_workers_the_twin_is_checked_and_the_trained_model_is_there(tmp_path):
+    data = pk.Data((X[:64], Y[:64]), (X[64:], Y[64:]))
+    task = pk.Task(make, data, F.cross_entropy, epochs=2, batch_size=32)
+    found = a_study(
+        task=task,
+        executor=pk.Local(slots=2),
+        store=tmp_path / "s.db",
+        scheduler=pk.Full(trials=4),
+        space=pk.Space(lr=pk.Float(1e-3, 0.5, log=True)),
+        fuse=2,
+    ).run()
+    assert found.coordinate_check.ok, str(found.coordinate_check)
+    assert all(t.status is TrialStatus.COMPLETED for t in found.trials), found.trials[0].error
+    assert found.best in found.target_trials
+    files = list(tmp_path.rglob("*.ckpt"))
+    assert {int(file.parent.name) for file in files} == {found.best.id}  # keep="best": the full model's
+    again = pk.Study.load(tmp_path / "s.db")
+    assert again.coordinate_check.to_json() == found.coordinate_check.to_json()
+    model = again.load_model()
+    assert model[2].weight.shape == (64, 64)
+    with torch.no_grad():
+        loss = float(F.cross_entropy(model(X[64:]), Y[64:]))
+    assert loss == pytest.approx(found.best.metrics["loss"], rel=1e-4)

@@ -1,0 +1,190 @@
+"""A trial on several workers gives what it gives on one, whenever their number changes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import penstock as pk
+from penstock.core.errors import InvalidInput
+from penstock.train._checkpoint import FileCheckpoints, Report
+from penstock.train._elastic import most_devices
+from penstock.train._worker import Settings, Spec, execute
+
+EPOCHS = 6
+
+
+class Net(nn.Module):
+    """All that makes a batch more than its rows: batch norm, dropout of values and of channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, width, 3)
+        self.norm = nn.BatchNorm2d(width)
+        self.drop = nn.Dropout2d(0.2)
+        self.last = nn.Linear(width * 36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(torch.relu(self.norm(self.conv(x))))
+        return self.last(functional.dropout(x.flatten(1), 0.3, self.training))
+
+
+def data() -> pk.Data:
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(151, 1, 8, 8, generator=generator)
+    targets = (inputs.mean((1, 2, 3)) * 20).clamp(-1, 1).round().long() + 1
+    return pk.Data((inputs[:101], targets[:101]), (inputs[101:], targets[101:]))
+
+
+def schedule(optimizer: Any, steps: int) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
+def accuracy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(1) == targets).float().mean()
+
+
+def task(**options: Any) -> pk.Task:
+    return pk.Task(
+        Net,
+        data(),
+        functional.cross_entropy,
+        metrics={"accuracy": accuracy},
+        optimizer=torch.optim.SGD,
+        schedule=schedule,
+        epochs=EPOCHS,
+        clip_norm=1.0,
+        eval_batch_size=16,
+        **{"metrics_on": "set", **options},
+    )
+
+
+class Sink:
+    """Keeps reports; says stop after so many epochs."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.reports: list[Report] = []
+        self.stop_at = stop_at
+
+    def reported(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def saved(self, epoch: int, path: str) -> None:
+        pass
+
+    def told(self) -> tuple[str, bool] | None:
+        done = self.reports and self.reports[-1][0] >= self.stop_at
+        return ("other shares", True) if done else None
+
+
+CONFIG = {"width": 4, "lr": 0.05, "momentum": 0.9, "batch_size": 32}
+
+
+def member(
+    work: Any,
+    config: dict[str, Any],
+    files: Path,
+    world: tuple[int, int, str] | None,
+    stop_at: int,
+    known: int,
+    pipe: Any,
+) -> None:
+    """One worker's part of a segment."""
+    torch.set_num_threads(1)
+    sink = Sink(stop_at)
+    spec = Spec(0, config, 3, 0, EPOCHS, True, None, None, known, 0)
+    end = execute(work, spec, Settings(files, ("loss",)), sink, world=world)
+    pipe.send((end, [report[:2] for report in sink.reports]))
+
+
+def train(
+    work: Any, files: Path, plan: list[tuple[int, int]], **config: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Reports and final state of a trial that is trained by (workers, until epoch) one after the other."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "penstock.train._loop", "pytest"])
+    files.mkdir()
+    config = {**CONFIG, **config}
+    reports: list[Any] = []
+    for number, (size, until) in enumerate(plan):
+        known = reports[-1][0] if reports else 0
+        started = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            world = None if size == 1 else (rank, size, str(files / f"meet-{number}"))
+            process = context.Process(target=member, args=(work, config, files, world, until, known, theirs))
+            process.start()
+            started.append((process, ours))
+        answers = [pipe.recv() if pipe.poll(60) else None for _, pipe in started]
+        for process, _ in started:
+            process.join()
+        end, heard = answers[0]
+        assert end.status == ("completed" if until == EPOCHS else "paused"), end
+        assert end.epoch == until
+        assert all(not heard for _, heard in answers[1:]), "a follower reported"
+        reports += heard
+    found = FileCheckpoints(files, 0, seed=3, config=config, until=EPOCHS).find()
+    assert found is not None
+    return reports, found.load("cpu")
+
+
+def same(ours: Any, theirs: Any, path: str = "state") -> None:
+    """Equal but for rounding."""
+    if isinstance(ours, torch.Tensor):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5, msg=lambda text: f"{path}: {text}")
+    elif isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), path
+        for key in ours:
+            same(ours[key], theirs[key], f"{path}.{key}")
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs), path
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            same(*pair, f"{path}[{number}]")
+    elif isinstance(ours, float):
+        assert ours == pytest.approx(theirs, rel=2e-4, abs=2e-5), path
+    else:
+        assert ours == theirs, path
+
+
+def test_one_two_one_workers_train_as_one_throughout(tmp_path: Path) -> None:
+    work = task()
+    alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)])
+    spread, other = train(work, tmp_path / "spread", [(1, 2), (2, 4), (1, EPOCHS)])
+    assert [epoch for epoch, _ in spread] == [1, 2, 3, 4, 5, 6]
+    same(alone, spread)
+    for part in ("model", "optimizer", "schedule", "epoch"):
+        same(state[part], other[part], part)
+    # It is a training worth comparing, and the batches leave rows that 2 workers can't share evenly.
+    assert alone[-1][1]["train_loss"] < 0.9 * alone[0][1]["train_loss"]
+    assert 101 % 32 % 2 == 1
+
+
+def test_three_workers_and_a_batch_too_small_for_all(tmp_path: Path) -> None:
+    # 101 rows in batches of 33: the last batch has two rows, fewer than there are workers.
+    work = task(metrics_on="batch")
+    alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)], batch_size=33)
+    spread, other = train(work, tmp_path / "spread", [(3, EPOCHS)], batch_size=33)
+    same(alone, spread)
+    same(state["model"], other["model"])
+
+
+def test_who_can_spread() -> None:
+    assert most_devices(task()) > 1000
+    assert most_devices(lambda run: None) == 1
+
+    @pk.elastic
+    def many(run: pk.Run) -> None: ...
+
+    @pk.elastic(max_devices=4)
+    def some(run: pk.Run) -> None: ...
+
+    assert most_devices(many) > 1000
+    assert most_devices(some) == 4
+    with pytest.raises(InvalidInput, match="max_devices"):
+        pk.elastic(max_devices=0)

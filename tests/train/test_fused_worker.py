@@ -1,0 +1,120 @@
+"""A placement of several segments in a worker: measured, fused, and finished alone where fusion fails."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from penstock.plan import choose_count
+from penstock.train import Data, Task
+from penstock.train._fused_loop import FusedTrainer
+from penstock.train._worker import Settings, Spec, execute, run_all
+
+
+class Sink:
+    """Keeps what a run tells."""
+
+    def __init__(self):
+        self.reports, self.notes, self.saves = {}, [], []
+
+    def reported(self, report):
+        epoch, metrics, *_ = report
+        self.reports[epoch] = metrics
+
+    def saved(self, epoch, path):
+        self.saves.append(epoch)
+
+    def told(self):
+        return None
+
+    def noted(self, topic, data):
+        self.notes.append((topic, data))
+
+
+def make_task(**options):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(48, 5, generator=generator, dtype=torch.float64)
+    data = Data((x, (x[:, 0] > 0).long()), (x[:16], (x[:16, 0] > 0).long()))
+    return Task(lambda: nn.Linear(5, 2).double(), data, F.cross_entropy, batch_size=8, **options)
+
+
+def specs(count, until=4):
+    return [Spec(i, {"lr": 0.1 * (i + 1)}, i, 0, until, True, None, None, 0, 0) for i in range(count)]
+
+
+def run(tmp_path, task, facts, count=4):
+    sinks, ends = [Sink() for _ in range(count)], {}
+    settings = Settings(tmp_path, ("loss",), choose_fusion=choose_count)
+    run_all(task, specs(count), settings, sinks, ends.__setitem__, facts={"fusion": facts})
+    assert ends.keys() == set(range(count))
+    return sinks, ends
+
+
+def assert_as_alone(tmp_path, task, sinks, ends):
+    for number, spec in enumerate(specs(len(sinks))):
+        sink = Sink()
+        end = execute(task, spec, Settings(tmp_path / "alone", ("loss",)), sink)
+        assert ends[number] == end
+        assert sinks[number].reports.keys() == sink.reports.keys()
+        assert sinks[number].saves == sink.saves or len(set(sinks[number].saves)) == len(sink.saves)
+        for epoch, metrics in sink.reports.items():
+            assert sinks[number].reports[epoch] == pytest.approx(metrics, rel=1e-9)
+
+
+def test_a_placement_is_what_its_segments_are_alone(tmp_path):
+    sinks, ends = run(tmp_path, make_task(), {"count": 4, "check": True, "key": "k"})
+    assert_as_alone(tmp_path, make_task(), sinks, ends)
+    topic, note = sinks[0].notes[0]
+    assert (topic, note["kind"], note["count"], note["check"]["ok"]) == ("fusion", "k", 4, True)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("a defect")])
+def test_a_group_that_breaks_is_finished_alone_from_its_checkpoints(tmp_path, monkeypatch, error):
+    original, calls = FusedTrainer.train_epoch, []
+
+    def breaks(self, **options):
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+        return original(self, **options)
+
+    monkeypatch.setattr(FusedTrainer, "train_epoch", breaks)
+    sinks, ends = run(tmp_path, make_task(), {"count": 4, "key": "k"})
+    assert len(calls) == 3  # two epochs fused, the third broke, the rest alone
+    assert_as_alone(tmp_path, make_task(), sinks, ends)
+    halved = [note["count"] for sink in sinks for _, note in sink.notes if note.get("halved")]
+    assert halved == ([2] if isinstance(error, MemoryError) else [])
+
+
+def test_a_configuration_that_cannot_be_built_fails_by_itself(tmp_path):
+    def fragile(lr):
+        if lr > 0.25:
+            raise ValueError("too fast")
+        return nn.Linear(5, 2).double()
+
+    task = make_task()
+    task.model = fragile
+    sinks, ends = run(tmp_path, task, {"count": 4, "key": "k"})
+    assert [ends[i].status for i in range(4)] == ["completed", "completed", "failed", "failed"]
+    assert "too fast" in ends[2].reason
+    assert "fragile" in ends[2].error
+    assert [len(sink.reports) for sink in sinks] == [4, 4, 0, 0]
+
+
+def test_measuring_asks_the_rule_with_what_memory_there_is(tmp_path):
+    asked = {}
+
+    def rule(measure, trials, *, available_bytes, worth):
+        asked.update(trials=trials, bytes=available_bytes)
+        return choose_count(measure, trials, available_bytes=available_bytes, worth=worth)
+
+    sinks, ends = [Sink() for _ in range(4)], {}
+    settings = Settings(tmp_path, ("loss",), choose_fusion=rule)
+    facts = {"measure": True, "key": "k", "count": 4, "ahead": 10**6, "most": 9, "slots": 4}
+    run_all(make_task(), specs(4), settings, sinks, ends.__setitem__, facts={"fusion": facts})
+    assert asked["trials"] == 9
+    assert 0 < asked["bytes"] < 2**45
+    assert_as_alone(tmp_path, make_task(), sinks, ends)
+    note = sinks[0].notes[0][1]
+    assert [count for count, _, _ in note["profiles"]][:2] == [1, 2]
+    assert note["reason"]

@@ -1,0 +1,247 @@
+"""Trials in bubbles: a real host process, real pauses in forward and backward, and the results of trials alone."""
+
+import copy
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import penstock as pk
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.train._pausing import Gate, Host, squeeze_task
+
+
+def network(width=16):
+    return nn.Sequential(
+        nn.Linear(8, width),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.Linear(width, width),
+        nn.Tanh(),
+        nn.Linear(width, 3),
+    )
+
+
+def batches(count, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(16, 8, generator=draw), torch.randint(3, (16,), generator=draw)) for _ in range(count)
+    ]
+
+
+def train(gate, steps):
+    torch.manual_seed(3)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if gate is not None:
+        gate.attach(model)
+        gate.attach_optimizer(optimizer)
+    losses = []
+    for inputs, targets in batches(steps):
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+HOST = """
+import os, sys, time
+from penstock.train._pausing import Host
+host = Host(sys.argv[1], stage=0, free_bytes=123)
+print("ready", flush=True)
+lent_s, busy_s = float(sys.argv[2]), float(sys.argv[3])
+if not lent_s:
+    time.sleep(0.2)
+    os._exit(1)  # as if killed: it closes nothing
+while True:
+    host.lend(lent_s)
+    time.sleep(lent_s)
+    host.take_back()
+    time.sleep(busy_s)
+"""
+
+
+@pytest.fixture
+def host_job(tmp_path):
+    """A host job in a process of its own: lends its device for so long, keeps it for so long, and again."""
+    started = []
+
+    def start(lent_s, busy_s):
+        command = [sys.executable, "-c", HOST, str(tmp_path), str(lent_s), str(busy_s)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_losses_in_bubbles_are_those_alone(tmp_path, host_job):
+    alone = train(None, 30)
+    host_job(0.004, 0.004)
+    with Gate.any(tmp_path) as gate:
+        assert gate.free_bytes == 123
+        squeezed = train(gate, 30)
+        used = gate.use
+    assert squeezed == alone  # to the last bit
+    assert used.pauses > 0
+    assert used.worked_s > 0
+
+
+def test_a_trial_stops_inside_the_backward_pass_and_inside_the_forward_pass(tmp_path):
+    """The host takes its device back in the middle of a pass: no further layer begins until it lends again."""
+    host = Host(tmp_path)
+    gate = Gate(host.path)
+    model = gate.attach(nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))))
+    ran = []
+    for i, layer in enumerate(model):
+        layer.register_forward_hook(lambda m, a, o, i=i: ran.append(("F", i)))
+        layer.weight.register_hook(lambda g, i=i: ran.append(("B", i)))
+    paused_after = []
+
+    def pause(slot, now):  # stands in for the sleep: the test is host and trial in one
+        paused_after.append(ran[-1] if ran else None)
+        host.lend()
+        return time.monotonic()
+
+    gate._pause = pause
+    host.lend()
+    model[2].register_forward_hook(lambda m, a, o: host.take_back() and None)
+    model[3].weight.register_hook(lambda g: host.take_back() and None)
+    model(torch.randn(2, 4)).sum().backward()
+    assert ran == [("F", i) for i in range(5)] + [("B", i) for i in reversed(range(5))]
+    assert paused_after == [("F", 2), ("B", 3)]
+    host.close()
+    gate.close()
+
+
+def test_no_layer_begins_that_would_not_end_in_time(tmp_path):
+    host = Host(tmp_path)
+    gate = Gate(host.path, slack_s=0.0)
+    host.lend(1.0)
+    gate.passage("slow")
+    time.sleep(0.05)
+    gate.passage("next")  # slow has taken 50 ms
+    pauses = gate.use.pauses
+    host.lend(0.02)
+    asked = []
+    gate._pause = lambda slot, now: asked.append(slot) or now
+    gate.passage("next")
+    gate.passage("slow")
+    assert asked == ["slow"]
+    assert pauses == 0
+    host.close()
+    gate.close()
+
+
+def test_an_overrun_is_counted(tmp_path):
+    host = Host(tmp_path)
+    gate = Gate(host.path)
+    host.lend()
+    gate.passage("layer")
+    host.take_back()
+    time.sleep(0.02)
+    gate.rest()
+    assert host.guest.overrun_s >= 0.02
+    host.close()
+    gate.close()
+
+
+def test_a_host_that_dies_leaves_its_device_to_the_trial(tmp_path, host_job):
+    host_job(0, 0)  # it lives when the trial begins to wait
+    with Gate.any(tmp_path) as gate:
+        assert len(train(gate, 3)) == 3
+
+
+def test_a_host_that_ends_leaves_its_device_to_the_trial(tmp_path):
+    host = Host(tmp_path)
+    with Gate(host.path) as gate:
+        host.close()
+        assert train(gate, 3) == train(None, 3)
+        assert gate.use.pauses == 0
+
+
+def test_one_trial_per_stage(tmp_path):
+    with Host(tmp_path, stage=0), Host(tmp_path, stage=1):
+        first, second = Gate.any(tmp_path), Gate.any(tmp_path)
+        assert {first.path.name, second.path.name} == {"stage0.bubble", "stage1.bubble"}
+        with pytest.raises(Unsupported, match="All 2 stages"):
+            Gate.any(tmp_path)
+        first.close()
+        Gate.any(tmp_path).close()
+        second.close()
+    with pytest.raises(InvalidInput, match="start it first"):
+        Gate.any(tmp_path / "nowhere")
+
+
+def test_copies_of_a_model_share_its_gate(tmp_path):
+    with Host(tmp_path) as host, Gate(host.path) as gate:
+        host.lend()
+        model = gate.attach(network())
+        twin = copy.deepcopy(model)
+        before = gate.use.worked_s
+        twin(torch.randn(2, 8)).sum().backward()
+        assert gate.use.worked_s > before
+
+
+def test_host_learns_its_bubbles_and_lends_only_the_long_ones(tmp_path):
+    with Host(tmp_path, least_s=0.015, learn_steps=2, early=0.2) as host:
+        lent = []
+        host.lend, real = lambda length, now: (lent.append((host._at, length)), real(length, now)), host.lend
+        for _ in range(4):
+            with host.step():
+                with host.computing():
+                    pass
+                time.sleep(0.03)  # gap 1
+                with host.computing():
+                    pass
+    assert len(host.bubbles_s) == 3
+    assert [gap for gap, _ in lent if gap == 1] == [1, 1]  # after two steps of learning
+    assert all(length >= 0.024 for gap, length in lent if gap == 1)
+    assert host.bubbles_s[1] >= 0.03
+
+
+def test_host_refuses_what_it_cannot_watch(tmp_path):
+    with Host(tmp_path) as host, pytest.raises(InvalidInput, match="pipelining"):
+        host.watch(nn.Linear(2, 2))
+    with pytest.raises(InvalidInput, match="stage"):
+        Host(tmp_path, stage=-1)
+    with pytest.raises(InvalidInput, match=r"pk\.Task"):
+        squeeze_task(print, tmp_path)
+
+
+def make(width):
+    return network(width)
+
+
+def test_a_study_in_bubbles_reports_what_it_reports_alone(tmp_path, host_job):
+    inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    targets = (inputs.sum(1) > 0).long()
+    task = pk.Task(make, pk.Data.split(inputs, targets), nn.functional.cross_entropy, epochs=2, batch_size=16)
+    space = pk.Space(lr=pk.Float(1e-3, 0.5, log=True), width=pk.Choice(8, 16), momentum=pk.Float(0.1, 0.9))
+    host_job(0.005, 0.003)
+    outcomes = []
+    for one in (task, pk.bubbles.squeeze(task, tmp_path, background=False)):
+        study = pk.Study(
+            one,
+            space,
+            minimize="loss",
+            scheduler=pk.Full(trials=4, epochs=2),
+            executor=pk.Local(slots=1),
+            fuse=False,
+            store=False,
+            seed=5,
+        )
+        study.run()
+        outcomes.append([(t.config, t.metrics["loss"], t.metrics["train_loss"]) for t in study.trials])
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0]) == 4
