@@ -16,8 +16,8 @@ from penstock.plan import DeviceKind, Rate
 from penstock.plan._cluster import ClusterOutcome, TuningJob, sample_jobs, simulate_cluster
 from penstock.report._format import duration_text
 
-# Board power (NVIDIA's data sheets; half a board for a K80's GPU), a rough idle power, and Google Cloud's list prices
-# per hour. Give your own as NAME=COUNT:BUSY_W:IDLE_W:PRICE.
+# Rough board power, idle power and price per hour, none of them measured here. Give your own as
+# NAME=COUNT:BUSY_W:IDLE_W:PRICE.
 _KNOWN = {
     "k80": DeviceKind("k80", 1, 2014, 150, 30, 0.45, 4),
     "p100": DeviceKind("p100", 1, 2016, 250, 30, 1.46, 6),
