@@ -1,7 +1,7 @@
 """A cluster in virtual time: tuning jobs arrive, a policy gives their trials devices of several kinds, time passes.
 
-Pure. Thousands of jobs on a thousand devices take seconds where kinds don't count; the policy that knows the kinds solves a
-small linear program at many events and takes far longer. A trial runs to its end on one device.
+Pure. Thousands of jobs on a thousand devices take seconds where kinds don't count; the policy that knows the kinds
+solves a small linear program at many events and takes far longer. A trial runs to its end on one device.
 """
 
 from __future__ import annotations
