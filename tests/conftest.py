@@ -9,7 +9,7 @@ from hypothesis import settings
 from penstock.core.errors import Unsupported
 from penstock.testing.postgres import PostgresServer, postgres_server
 
-settings.register_profile("penstock", deadline=None, database=None)
+settings.register_profile("penstock", deadline=None, database=None, max_examples=50)
 settings.load_profile("penstock")
 
 _numbers = count()
