@@ -459,7 +459,10 @@ def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_p
     assert [report.metrics["loss"] for report in drive.reports(0)] == pytest.approx(expected, rel=1e-9)
     drive.start([wide], [one, two], max_devices=2)
     drive.until(lambda: len(drive.reports(1)) >= 2)
-    os.kill(int((tmp_path / "trials/1/pid-1").read_text()), signal.SIGKILL)
+    written = tmp_path / "trials/1/pid-1"
+    drive.until(lambda: written.read_text() != "")  # it writes it anew each epoch
+    pid = next(text for _ in range(10_000) if (text := written.read_text()))
+    os.kill(int(pid), signal.SIGKILL)
     drive.finish(2)
     assert drive.ended(1).lost
     assert "SIGKILL" in drive.ended(1).reason
