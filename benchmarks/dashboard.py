@@ -167,6 +167,12 @@ def fetch(address: str) -> tuple[float, int, Any]:
     return time.perf_counter() - began, len(body), json.loads(body)
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
@@ -185,9 +191,17 @@ def wait_drawn(driver: Any, seconds: float = 120) -> None:
 
 FRAMES = """
 window.gaps = []; let last = performance.now();
-const step = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(step); };
+const run = (window.run = {}), step = (now) => {
+  if (window.run !== run) return;
+  window.gaps.push(now - last); last = now; requestAnimationFrame(step);
+};
 requestAnimationFrame(step);
 """
+FIRSTS = {
+    "first_data_s": "document.querySelector('.card') !== null",
+    "first_figure_s": "document.documentElement.dataset.drawn !== undefined",  # Plotly's script is loaded then
+}
+GROWING = ("overview", "history", "curves", "table", "pareto", "parallel", "devices", "limits", "log")
 
 
 def measure(trials: int) -> dict[str, Any]:
@@ -197,11 +211,17 @@ def measure(trials: int) -> dict[str, Any]:
         made = write(path, trials, lambda number: EPOCHS)
         with server(path) as (address, pid, started_s), chromium() as driver:
             results["server_up_s"] = started_s
+            results["load_before"] = os.getloadavg()[0]
             paints = []
-            began = time.perf_counter()
+            began, cpu_before_s = time.perf_counter(), cpu_s(pid)
             for _ in range(5):  # the first while the journal is being read
                 driver.get("about:blank")
                 driver.get(address)
+                if "first_data_s" not in results:
+                    for what, code in FIRSTS.items():
+                        while not driver.execute_script(f"return {code}"):
+                            time.sleep(0.01)
+                        results[what] = driver.execute_script("return performance.now()") / 1000
                 time.sleep(1.0)
                 code = (
                     "return performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)[0]"
@@ -212,15 +232,20 @@ def measure(trials: int) -> dict[str, Any]:
                 _, _, told = fetch(f"{address}api/study/1/overview")
                 if told["trials"]["total"] == trials and told["epochs"] == trials * EPOCHS:
                     break
-                time.sleep(0.2)
+                time.sleep(1.0)
             results["all_read_s"] = time.perf_counter() - began
+            results["all_read_cpu_s"] = cpu_s(pid) - cpu_before_s
             results["memory_mb"] = memory_mb(pid)
             results["views"] = {}
             for view in VIEWS:
                 # A parameter that changes nothing and is in no cache yet, so that each is made anew.
                 times = [fetch(f"{address}api/study/1/{view}?job=fresh{n}") for n in range(3)]
                 took = [each[0] for each in times]
-                results["views"][view] = {"server_s": statistics.median(took), "kb": times[0][1] / 1024}
+                results["views"][view] = {
+                    "server_s": statistics.median(took),
+                    "server_first_s": took[0],
+                    "kb": times[0][1] / 1024,
+                }
             for view in VIEWS:
                 driver.get(f"{address}#study=1&view=overview")
                 wait_drawn(driver)
@@ -229,38 +254,44 @@ def measure(trials: int) -> dict[str, Any]:
                 wait_drawn(driver)
                 results["views"][view]["drawn_s"] = time.perf_counter() - began
             results["growing"] = grow(path, made, trials, driver, address)
+            results["memory_at_end_mb"] = memory_mb(pid)
+            results["load_after"] = os.getloadavg()[0]
     return results
 
 
 def grow(path: Path, made: Made, trials: int, driver: Any, address: str) -> dict[str, Any]:
-    """Frames of the page while 200 more trials come in over ten seconds."""
+    """Frames of the page in each view while some twenty trials a second come in, two thousand reports."""
     stop = threading.Event()
 
     def more() -> None:
         with open_store(path, write=True) as store:
             store.lock(1)
-            for number in range(trials, trials + 200):
+            number = trials
+            while not stop.wait(0.05):
                 store.append(1, made.trial(number, EPOCHS))
-                time.sleep(0.05)
-                if stop.is_set():
-                    return
+                number += 1
 
     found: dict[str, Any] = {}
     thread = threading.Thread(target=more)
-    driver.get(f"{address}#study=1&view=history")
-    wait_drawn(driver)
     thread.start()
-    driver.execute_script(FRAMES)
-    time.sleep(10)
-    gaps = sorted(driver.execute_script("return window.gaps"))
-    stop.set()
-    thread.join()
-    found["frames"] = len(gaps)
-    found["frame_ms"] = {
-        "median": statistics.median(gaps),
-        "p95": gaps[int(0.95 * len(gaps))],
-        "max": gaps[-1],
-    }
+    try:
+        for view in GROWING:
+            driver.get(f"{address}#study=1&view={view}")
+            wait_drawn(driver)
+            time.sleep(1.0)
+            driver.execute_script(FRAMES)
+            time.sleep(6)
+            gaps = sorted(driver.execute_script("return window.gaps"))
+            found[view] = {
+                "frames": len(gaps),
+                "median_ms": statistics.median(gaps),
+                "p99_ms": gaps[int(0.99 * len(gaps))],
+                "max_ms": gaps[-1],
+                "above_100_ms": sum(gap > 100 for gap in gaps),
+            }
+    finally:
+        stop.set()
+        thread.join()
     return found
 
 

@@ -17,6 +17,7 @@ import csv
 import ctypes
 import importlib.util
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -217,7 +218,7 @@ def window() -> None:
             stub.close()
 
 
-def study(trials: int = 1000) -> None:
+def study(trials: int = 1000, pairs: int = 31) -> None:
     """Metering a study of trivial trials, in CPU time: of the hook alone, of a worker, of the whole study."""
     import penstock as pk
     from penstock.energy import make_meter
@@ -230,8 +231,7 @@ def study(trials: int = 1000) -> None:
             assert made is not None
             made.epoch_begin()  # the function begins
             made.epoch_begin()  # its loop begins
-            made.epoch_end()
-            made.epoch_begin()  # a run opens the next epoch before it knows there is none
+            made.plain_end()
             made.close()
         return time.process_time() - begin
 
@@ -247,6 +247,10 @@ def study(trials: int = 1000) -> None:
             execute(trivial, Spec(number, {"x": 0.5}, 0, 0, None, True, None, None, 0, 0), settings, sink)
         return time.process_time() - begin
 
+    def cpu_s() -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(each.ru_utime + each.ru_stime for each in used)
+
     def whole(metered: bool) -> tuple[float, float]:
         with tempfile.TemporaryDirectory() as name:
             made = pk.Study(
@@ -258,11 +262,11 @@ def study(trials: int = 1000) -> None:
                 store=Path(name) / "study.db",
                 meter=metered,
             )
-            before, begin = os.times(), time.perf_counter()
+            before_s, begin = cpu_s(), time.perf_counter()
             made.run()
-            wall_s, after = time.perf_counter() - begin, os.times()
+            wall_s, used_s = time.perf_counter() - begin, cpu_s() - before_s
             assert (made.energy is not None) == metered
-        return wall_s, sum(after[:4]) - sum(before[:4])
+        return wall_s, used_s
 
     with tempfile.TemporaryDirectory() as name:
         ways = {
@@ -279,14 +283,19 @@ def study(trials: int = 1000) -> None:
         f"study: a worker's CPU time for {trials} trials: {plain_s:.4f} s without metering, {metered_s:.4f} s with it"
         f" ({added_s / trials * 1e6:+.1f} us per trial)"
     )
-    rounds = [(whole(False), whole(True)) for _ in range(7)]
+    whole(True)
+    rounds = []
+    for number in range(pairs):  # who is first changes
+        one = whole(bool(number % 2))
+        other = whole(not number % 2)
+        rounds.append((other, one) if number % 2 else (one, other))
     for index, what in enumerate(("wall", "CPU")):
         without = statistics.median(a[index] for a, _ in rounds)
         with_ = statistics.median(b[index] for _, b in rounds)
-        paired = statistics.median(b[index] / a[index] - 1 for a, b in rounds)
+        low, paired, high = statistics.quantiles((b[index] / a[index] - 1 for a, b in rounds), n=4)
         print(
             f"study: {trials} trivial trials, {what} time: {without:.3f} s without metering, {with_:.3f} s with it;"
-            f" {paired:+.1%} in the median of {len(rounds)} pairs"
+            f" {paired:+.1%} in the median of {len(rounds)} pairs (quartiles {low:+.1%} to {high:+.1%})"
         )
     wall_s = statistics.median(a[0] for a, _ in rounds)
     cores = len(os.sched_getaffinity(0))

@@ -1,5 +1,6 @@
 """Shared by all tests: a hypothesis profile without deadlines (the machine may be busy), a PostgreSQL server."""
 
+import os
 from collections.abc import Iterator
 from itertools import count
 
@@ -8,6 +9,11 @@ from hypothesis import settings
 
 from penstock.core.errors import Unsupported
 from penstock.testing.postgres import PostgresServer, postgres_server
+
+# Several test processes share the cores: threads that spin while they wait for each other take them from the rest.
+# Read when torch is loaded, here and in the workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("penstock", deadline=None, database=None, max_examples=50)
 settings.load_profile("penstock")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core import Measurement, Source, total
 from penstock.core.errors import InvalidInput
+from penstock.core.measurement import Sum, measurement
 
 joules = st.builds(
     Measurement,
@@ -27,15 +28,35 @@ def interval(measurement: Measurement) -> tuple[Fraction, Fraction]:
 @given(st.lists(joules, min_size=1, max_size=20))
 def test_a_sum_covers_what_its_parts_cover(parts: list[Measurement]) -> None:
     """Interval arithmetic, exactly: the ends of the sum's interval are the sums of the ends."""
-    result = total(parts)
-    assert result is not None
+    growing = Sum()
+    for part in parts:
+        growing.add(part)
     low = sum(interval(part)[0] for part in parts)
     high = sum(interval(part)[1] for part in parts)
     scale = float(high) or 1.0
-    assert abs(float(interval(result)[0] - low)) <= 1e-12 * scale
-    assert abs(float(interval(result)[1] - high)) <= 1e-12 * scale
-    assert result.source == max(part.source for part in parts)
-    assert result.unit == "J"
+    for result in (total(parts), growing.total):
+        assert result is not None
+        assert abs(float(interval(result)[0] - low)) <= 1e-12 * scale
+        assert abs(float(interval(result)[1] - high)) <= 1e-12 * scale
+        assert result.source == max(part.source for part in parts)
+        assert result.unit == "J"
+
+
+@given(joules)
+def test_the_quick_way_makes_the_same(made: Measurement) -> None:
+    assert measurement(*made.plain) == made
+    assert hash(measurement(*made.plain)) == hash(made)
+
+
+@pytest.mark.parametrize(
+    ("value", "doubt"), [(math.nan, 0.1), (math.inf, 0.1), (1.0, -0.1), (1.0, math.nan), (1.0, math.inf)]
+)
+def test_the_quick_way_refuses_the_same(value: float, doubt: float) -> None:
+    for make in (Measurement, measurement):
+        with pytest.raises(InvalidInput, match="must be finite"):
+            make(value, "J", Source.MEASURED, doubt)
+    with pytest.raises(ValueError, match="7 is not a valid Source"):
+        measurement(1.0, "J", 7, 0.1)
 
 
 @given(joules, joules)
@@ -54,6 +75,14 @@ def test_scaling(measurement: Measurement, factor: float, source: Source | None)
 
 def test_nothing_is_not_zero() -> None:
     assert total([]) is None
+    assert Sum().total is None
+
+
+def test_a_sum_refuses_other_units() -> None:
+    growing = Sum()
+    growing.add(Measurement(1.0, "J", Source.MEASURED))
+    with pytest.raises(InvalidInput, match="Can't add J and g"):
+        growing.add(Measurement(1.0, "g", Source.MEASURED))
 
 
 def test_units() -> None:

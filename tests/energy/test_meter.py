@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from penstock.energy import (
     make_meter,
 )
 
+BUSY_CORE_W = 6.5
 RESNET = V100_LOADS["resnet50", 256]
 
 
@@ -194,6 +196,28 @@ def test_epochs_of_a_run(simulated):
         clock.advance_to(clock.now_s() + seconds)
         energy = hook.epoch_end()
         assert energy.wh == pytest.approx(V100.power_w(RESNET, limit_w) * seconds / 3600)
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 0.004), st.floats(0, 4)), min_size=1, max_size=200))
+def test_epochs_of_microseconds_add_up(epochs):
+    """Each draws something, and all together what the CPU clock says, but for half a millisecond at the end."""
+    now_s, cpu_s = 100.0, 0.0
+    sensor = EstimateSensor(cores=2)
+    sensor.energy_j = lambda: sensor.idle_w * now_s + BUSY_CORE_W * cpu_s
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.energy._hook.time", SimpleNamespace(monotonic=lambda: now_s))
+        hook = EpochMeter(Meter([sensor]))
+        parts = []
+        for length_s, busy in epochs:  # busy threads, at most the double of the cores
+            hook.epoch_begin()
+            now_s += length_s
+            cpu_s += length_s * busy
+            parts.append(hook.epoch_end())
+    assert all(part.joules >= sensor.idle_w * epochs[i][0] * (1 - 1e-6) > 0 for i, part in enumerate(parts))
+    assert {(part.source, part.uncertainty) for part in parts} == {(Source.ESTIMATED, sensor.uncertainty)}
+    true_j = sensor.idle_w * (now_s - 100.0) + BUSY_CORE_W * cpu_s
+    slack_j = 0.0005 * (4 * BUSY_CORE_W + sensor.idle_w)
+    assert sum(part.joules for part in parts) == pytest.approx(true_j, abs=2 * slack_j)
 
 
 def test_an_epoch_that_cant_be_measured_is_none_and_said_once():

@@ -441,7 +441,7 @@ def work_on(url: str, worker: int, rounds: int, queue) -> None:
 def check_many_processes(url: str) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    workers, rounds = 3, 8
+    workers, rounds = 3, 25  # enough for records to be archived, by any of them, while the others go on
     processes = [context.Process(target=work_on, args=(url, w, rounds, queue)) for w in range(workers)]
     for process in processes:
         process.start()
@@ -457,6 +457,12 @@ def check_many_processes(url: str) -> None:
         exploring = [d.batch_size for d in history.decisions.values() if d.explore]
         assert exploring[0] == 32
         assert len(exploring) <= 2 * 4
+    with RecurringJob("shared", batch_sizes=[8, 16, 32, 64], default=32, store=url, policy="zeus") as late:
+        ticket = late.decide()  # knows nothing yet: reads the archive in the middle of its first change
+        assert ticket.number == workers * rounds
+        assert len(late.history.results) == workers * rounds
+    with open_store(url, write=False) as store:
+        assert len(store.keys("recurring/shared/")) >= 3
 
 
 def test_many_processes_on_one_sqlite_file(tmp_path: Path):

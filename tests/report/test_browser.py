@@ -310,7 +310,7 @@ def test_log(page):
     page.open("log")
     rows = page.rows()
     assert [int(row[0].replace(",", "")) for row in rows] == [
-        line["number"] for line in views.log(folded, Options(limit=300))["lines"]
+        line["number"] for line in views.log(folded, Options(limit=100))["lines"]
     ]
     assert rows[0][2] == "session closed"
 
@@ -340,21 +340,49 @@ def test_the_keyboard_reaches_every_view(page):
     page.js("const b = document.querySelector('footer button'); if (b) b.click()")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_no_view_is_wider_than_the_screen_in_light_and_dark(page, width):
+LEFT_EDGES = """
+return [...document.querySelectorAll("main table")].map((table) => [...table.rows].slice(0, 5).map((row) =>
+  [...row.cells].map((cell) => Math.round(cell.getBoundingClientRect().left))));
+"""
+
+
+def test_what_has_not_changed_is_not_drawn_again(page):
+    """A page that draws everything anew with every poll stutters."""
+    page.finish()
+    page.open("history")
+    page.js(
+        "window.drawings = 0; document.querySelector('.chart').on('plotly_afterplot', () => window.drawings++)"
+    )
+    again = "const done = arguments[0]; refresh().then(() => done(window.drawings))"
+    assert page.browser.execute_async_script(again) == 0
+    page.js("document.getElementById('theme').click()")  # other colours: drawn
+    wait(lambda: page.js("return window.drawings") > 0, "the figure in other colours")
+    page.js("document.getElementById('theme').click()")
+    for view in ("table", "log"):
+        page.open(view)
+        page.js("window.row = document.querySelector('main tbody tr:nth-child(2)'); window.row.marked = true")
+        page.browser.execute_async_script("const done = arguments[0]; refresh().then(() => done(0))")
+        assert page.js("return document.querySelector('main tbody tr:nth-child(2)').marked") is True
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_no_view_is_wider_than_the_screen_in_light_and_dark(page, width, theme):
     page.finish()
     resize(page.browser, width, 844)
     try:
-        for theme in ("dark", "light"):
-            if page.js("return document.documentElement.dataset.theme") != theme:
-                page.js("document.getElementById('theme').click()")
-            backdrop = page.js("return getComputedStyle(document.body).backgroundColor")
-            assert backdrop == ("rgb(20, 23, 27)" if theme == "dark" else "rgb(246, 247, 249)")
-            for view in TABS:
-                page.open(view)
-                assert page.js("return document.documentElement.scrollWidth") <= width, f"{view} is too wide"
+        if page.js("return document.documentElement.dataset.theme") != theme:
+            page.js("document.getElementById('theme').click()")
+        backdrop = page.js("return getComputedStyle(document.body).backgroundColor")
+        assert backdrop == ("rgb(20, 23, 27)" if theme == "dark" else "rgb(246, 247, 249)")
+        for view in TABS:
+            page.open(view)
+            assert page.js("return document.documentElement.scrollWidth") <= width, f"{view} is too wide"
+            for table in page.js(LEFT_EDGES):
+                assert all(row == table[0] for row in table), f"columns of {view} are not aligned"
     finally:
         resize(page.browser, 1280, 900)
+        if page.js("return document.documentElement.dataset.theme") != "light":
+            page.js("document.getElementById('theme').click()")
 
 
 def test_nothing_of_the_trials_ran_and_the_policy_held(page):

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from penstock.core import SessionOpened
-from penstock.core.errors import InvalidInput, StoreError
-from penstock.report import views
+from penstock.core.errors import InvalidInput, PenstockError, StoreError
+from penstock.report import _feed, views
 from penstock.report._feed import Feed
 from penstock.report.dashboard import serve
 from penstock.report.dashboard._app import make_app
+from penstock.report.dashboard._assess import Assessor
 from penstock.report.views import Folded, Options
 from penstock.store import open_store
 from penstock.testing.journals import SPACE, journal
@@ -256,15 +257,39 @@ def test_the_store_is_not_touched(store):
     }
     with client_of(store) as client:
         for view in VIEWS:
-            client.get(f"/api/study/{newest(client)}/{view}")
+            if view != "importance":  # made of the same fold, by a process that knows of no store
+                client.get(f"/api/study/{newest(client)}/{view}")
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir() if p.is_file()} == before
+
+
+def test_importance_is_found_by_a_process_that_survives_bad_questions_and_is_replaced_when_it_died():
+    given = {"metric": "loss", "maximize": False, "space": None, "scored": 2}
+    given["trials"] = [({"lr": 0.1, "act": "relu"}, 1.0), ({"lr": 0.2, "act": "relu"}, 2.0)]
+    assessor = Assessor()
+    try:
+        assert assessor.assess(given) == views.importance(given)
+        with pytest.raises(PenstockError, match="KeyError"):
+            assessor.assess({"trials": []})
+        first = assessor._process
+        assert assessor.assess(given)["left_out"] == ["act"]
+        assert assessor._process is first
+        first.kill()
+        assert assessor.assess(given)["left_out"] == ["act"]
+        last = assessor._process
+    finally:
+        assessor.close()
+    assert last is not first
+    assert last.poll() is not None
+    with pytest.raises(PenstockError, match="closing"):
+        assessor.assess(given)
 
 
 def spec() -> dict[str, object]:
     return {"goal": [{"metric": "loss", "maximize": False}], "space": SPACE}
 
 
-def test_a_growing_journal_is_followed_and_equals_one_fold(tmp_path):
+def test_a_growing_journal_is_followed_and_equals_one_fold(tmp_path, monkeypatch):
+    monkeypatch.setattr(_feed, "POLL_S", 0.05)
     path = tmp_path / "s.db"
     events = journal(5, trials=40)
     with open_store(path, write=True) as writer:

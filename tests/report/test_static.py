@@ -65,6 +65,7 @@ def test_html_report_is_self_contained_and_escaped(store, simulated, tmp_path):
         "Parallel coordinates",
         "Devices",
         "Best trials",
+        "Log",
     ]
 
 
@@ -92,7 +93,7 @@ def test_markdown_report_keeps_its_tables_whole(store, tmp_path):
 
 
 def test_png_report_is_a_picture(store, tmp_path):
-    write_report(store, tmp_path / "report.png")
+    write_report(store, tmp_path / "report.png", "first")
     plt = pyplot()
     picture = plt.imread(tmp_path / "report.png")
     assert picture.shape[0] > 1000

@@ -36,7 +36,7 @@ from penstock.recurring import RecurringJob
 from penstock.report import read_journal, sm2_report, views
 from penstock.report._timeline import timeline
 from penstock.report.views import Folded, Options
-from penstock.report.views._thin import spaced, thinned
+from penstock.report.views._thin import scattered, spaced, thinned
 from penstock.space import Float
 from penstock.store import open_store
 from penstock.testing.journals import SPACE, folded_of, journal
@@ -230,6 +230,25 @@ def test_spaced_is_even(count, most):
     gaps = [b - a for a, b in itertools.pairwise(kept)]
     assert not gaps or max(gaps) - min(gaps) <= 1
     assert not count or kept[-1] == count - 1
+
+
+@given(st.integers(1, 300), st.integers(8, 60), st.integers(0, 10**6), st.booleans())
+def test_a_thinned_cloud_keeps_whatever_lies_apart(count, most, seed, log):
+    draw = random.Random(seed)
+    cloud = [(-draw.random(), -draw.random(), draw.choice("ab")) for _ in range(count)]
+    apart = [(100.0, 100.0, "a"), (100.0, -0.5, "a"), (-0.5, 100.0, "b"), (100.0, 100.0, "b")]
+    points = cloud + apart
+    if log:  # a logarithmic axis: the same distances over a hundred decades
+        points = [(10.0**x, 10.0**y, kind) for x, y, kind in points]
+    kept = scattered([*points, (None, 1.0, "a"), (1.0, math.nan, "a")], most)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= most
+    if len(points) + 2 <= most:
+        assert len(kept) == len(points) + 2
+    else:
+        assert set(range(count, count + 4)) <= set(kept)
+        assert not {count + 4, count + 5} & set(kept)
+        assert {points[i][2] for i in kept if i < count} == {kind for _, _, kind in cloud}
 
 
 # --- table ---
@@ -506,7 +525,7 @@ def test_recurring_history_and_beliefs(tmp_path):
     path = tmp_path / "r.db"
     draw = random.Random(1)
     with RecurringJob(
-        "nightly", batch_sizes=[16, 32, 64], store=path, limits_w=[100.0, 200.0], policy="zeus"
+        "nightly", batch_sizes=[16, 32, 64], store=path, limits_w=[100.0, 200.0], policy="zeus", eta=0.25
     ) as job:
         costs: dict[int, list[float]] = {}
         runs = []
@@ -517,10 +536,11 @@ def test_recurring_history_and_beliefs(tmp_path):
             job.observe(decision, epochs=5, time_s=time_s, energy_j=energy_j, reached=reached)
             runs.append((decision.batch_size, energy_j))
             if reached:
-                costs.setdefault(decision.batch_size, []).append(0.5 * energy_j + 0.5 * 200.0 * time_s)
+                costs.setdefault(decision.batch_size, []).append(0.25 * energy_j + 0.75 * 200.0 * time_s)
     with open_store(path, write=False) as opened:
         told = views.recurring("nightly", opened.get("recurring/nightly"))
     strict_json(told)
+    assert (told["eta"], told["policy"].lower()) == (0.25, "zeus")
     assert [(run["batch_size"], run["energy_j"]) for run in told["runs"]] == runs
     for arm in told["arms"]:
         own = costs.get(arm["batch_size"], [])

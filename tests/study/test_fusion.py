@@ -440,7 +440,7 @@ def test_a_configuration_that_fails_is_not_held_against_its_kind():
     [
         ("always", {}, "got 'always'"),
         (0, {}, "at least 1"),
-        (True, {"work": lambda run: 1.0}, "only a pk.Task"),
+        (True, {"work": lambda run: 1.0}, "by number only"),
         (4, {"executor": pk.Local(slots=2, slots_per_trial=2)}, "slots_per_trial"),
         (True, {"executor": pk.Simulated(2)}, "give the number of members"),
         (8, {"work": make_task(checkpoint_steps=5)}, "checkpoint_steps"),

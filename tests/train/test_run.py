@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +508,92 @@ def test_large_states_are_read_in_pieces(tmp_path: Path) -> None:
     found = FileCheckpoints(tmp_path, 1, seed=0, config={}).find()
     assert found is not None
     assert (found.epoch, found.load("cpu")["blob"] == state) == (3, True)
+
+
+class AnyThread(Notes):
+    """A sink like a local worker's: it may be told by another thread. Looks at the checkpoint of each report."""
+
+    any_thread = True
+
+    def __init__(self, files: Path) -> None:
+        super().__init__()
+        self.files = files
+        self.found: list[int | None] = []
+        self.by: list[str] = []
+
+    def reported(self, report: Report) -> None:
+        super().reported(report)
+        found = FileCheckpoints(self.files, 0, seed=7, config={"lr": 0.1}, until=9).find()
+        self.found.append(None if found is None else found.epoch)
+        self.by.append(threading.current_thread().name)
+
+
+def unhurried(run: Run) -> None:
+    state = run.load() or {"epoch": 0}
+    for epoch in run.epochs():
+        time.sleep(0.004)
+        state = {"epoch": epoch + 1, "before": state["epoch"]}
+        run.save(state)
+        state["epoch"] = -1  # what is saved is what was there
+        state = {"epoch": epoch + 1}
+        run.report(loss=float(epoch))
+
+
+def test_checkpoints_written_meanwhile_are_there_before_their_reports(tmp_path: Path) -> None:
+    notes = AnyThread(tmp_path)
+    end = run(unhurried, tmp_path, notes, until=6)
+    assert end.status == "completed"
+    assert notes.epochs == [1, 2, 3, 4, 5, 6]
+    assert notes.found == [1, 2, 3, 4, 5, 6]
+    assert [epoch for epoch, _ in notes.paths] == [1, 2, 3, 4, 5, 6]
+    assert "penstock-files" in notes.by
+    assert notes.by[-1] == threading.current_thread().name  # nothing is left to do meanwhile
+    assert sorted(os.listdir(tmp_path / "checkpoints" / "0")) == ["5.ckpt", "6.ckpt"]
+    found = FileCheckpoints(tmp_path, 0, seed=7, config={"lr": 0.1}, until=6).find()
+    assert found is not None
+    assert found.load("cpu") == {"epoch": 6, "before": 5}
+    more = AnyThread(tmp_path)
+    assert run(unhurried, tmp_path, more, start=6, until=9, known=6).status == "completed"
+    assert more.found == [7, 8, 9]
+    assert sorted(os.listdir(tmp_path / "checkpoints" / "0")) == ["5.ckpt", "6.ckpt", "8.ckpt", "9.ckpt"]
+
+
+def test_what_was_done_before_an_error_is_told(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        for epoch in run.epochs():
+            time.sleep(0.004)
+            if epoch == 2:
+                raise ValueError("no more")
+            run.save(epoch)
+            run.report(loss=0.0)
+
+    notes = AnyThread(tmp_path)
+    end = run(train, tmp_path, notes, until=5)
+    assert (end.status, end.reason) == ("failed", "ValueError: no more")
+    assert (notes.epochs, notes.found) == ([1, 2], [1, 2])
+
+
+def test_an_epoch_whose_checkpoint_cant_be_written_meanwhile_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "0").write_text("in the way")
+    notes = AnyThread(tmp_path)
+    end = run(unhurried, tmp_path, notes, until=4)
+    assert end.status == "failed"
+    assert "Error" in end.reason
+    assert "checkpoints/0" in end.reason
+    assert notes.epochs == []
+
+
+def test_a_file_opened_in_vain_leaves_nothing(tmp_path: Path) -> None:
+    run(unhurried, tmp_path, AnyThread(tmp_path))
+
+    def train(run: Run) -> None:
+        for _ in run.epochs():
+            time.sleep(0.004)
+            run.report(loss=0.0)
+
+    assert run(train, tmp_path, AnyThread(tmp_path), trial=5).status == "completed"
+    assert os.listdir(tmp_path / "checkpoints") == ["0"]
 
 
 def test_unwind_is_no_exception() -> None:

@@ -63,18 +63,18 @@ def _stored(url: str) -> list[dict[str, Any]]:
     from penstock.recurring._history import History, JobSpec
     from penstock.recurring._job import check_record, job_key, summarize
     from penstock.store import open_store
+    from penstock.store._chunks import all_whole
 
-    prefix = job_key("")
     found = []
     with open_store(url, write=False) as store:
-        for key in store.keys(prefix):
-            name = key.removeprefix(prefix)
-            data = store.get(key) or {}
+        for name, value in all_whole(store, job_key("")).items():
+            data = value or {}
             history = History.fold(check_record(name, data))
             sizes = sorted({d.batch_size for d in history.decisions.values()})
             if sizes:
-                power = float(data.get("max_power_w") or 1.0)
-                found.append(summarize(name, history, JobSpec(tuple(sizes), sizes[-1], max_power_w=power)))
+                power, eta = float(data.get("max_power_w") or 1.0), float(data.get("eta", 0.5))
+                spec = JobSpec(tuple(sizes), sizes[-1], eta, max_power_w=power)
+                found.append(summarize(name, history, spec))
     if not found:
         raise InvalidInput(f"{url} has no recurring job yet. Run one with: penstock recur FILE:JOB")
     return found

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 from penstock.core.device import Share
 from penstock.core.errors import StoreCorrupt
 from penstock.core.group import Segment
-from penstock.core.measurement import Measurement, Source
+from penstock.core.measurement import Measurement, measurement
 from penstock.core.trial import Checkpoint, Trial, TrialStatus
 
 
@@ -165,7 +165,7 @@ def measurement_to_json(measurement: Measurement) -> list[Any]:
 
 def measurement_from_json(data: list[Any]) -> Measurement:
     """The measurement of a JSON list."""
-    return Measurement(data[0], data[1], Source(data[2]), data[3])
+    return measurement(data[0], data[1], data[2], data[3])
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:

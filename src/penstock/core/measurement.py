@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import final
 
 from penstock.core.errors import InvalidInput
 
@@ -58,6 +59,11 @@ class Measurement:
         """The value in watt-hours; an error if it is not an energy."""
         return self.joules / J_PER_WH
 
+    @property
+    def plain(self) -> tuple[float, str, int, float]:
+        """Value, unit, number of the source and uncertainty; ``measurement(*plain)`` makes it again."""
+        return self.value, self.unit, int(self.source), self.uncertainty
+
     def __add__(self, other: Measurement) -> Measurement:
         """Add; absolute uncertainties add up (they are systematic more often than not)."""
         if not isinstance(other, Measurement):
@@ -66,10 +72,10 @@ class Measurement:
             raise InvalidInput(f"Can't add {self.unit} and {other.unit}.")
         total = self.value + other.value
         absolute = abs(self.value) * self.uncertainty + abs(other.value) * other.uncertainty
-        return Measurement(
+        return measurement(
             total,
             self.unit,
-            max(self.source, other.source),
+            self.source if self.source >= other.source else other.source,
             absolute / abs(total) if total else max(self.uncertainty, other.uncertainty),
         )
 
@@ -84,6 +90,33 @@ class Measurement:
         if self.uncertainty >= 1:
             doubt = f" +- {100 * self.uncertainty:,.0f}%"
         return f"{number} {unit}{doubt} ({self.source})"
+
+
+_new = object.__new__
+_set_value: Callable[[Measurement, float], None] = vars(Measurement)["value"].__set__
+_set_unit: Callable[[Measurement, str], None] = vars(Measurement)["unit"].__set__
+_set_source: Callable[[Measurement, Source], None] = vars(Measurement)["source"].__set__
+_set_uncertainty: Callable[[Measurement, float], None] = vars(Measurement)["uncertainty"].__set__
+_SOURCES = tuple(Source)
+
+
+def measurement(value: float, unit: str, source: int, uncertainty: float) -> Measurement:
+    """``Measurement(...)`` in a third of its time, with the same checks: every report of every trial makes some.
+
+    Args:
+        value: In ``unit``.
+        unit: As for ``Measurement``.
+        source: A ``Source`` or its number.
+        uncertainty: Relative.
+    """
+    if value - value != 0 or not 0 <= uncertainty < math.inf or not 0 <= source < len(_SOURCES):
+        return Measurement(value, unit, Source(source), uncertainty)  # says what is wrong
+    made = _new(Measurement)
+    _set_value(made, value)
+    _set_unit(made, unit)
+    _set_source(made, _SOURCES[source])
+    _set_uncertainty(made, uncertainty)
+    return made
 
 
 def _readable(value: float, unit: str) -> tuple[str, str]:
@@ -102,6 +135,40 @@ _LARGER = {
     "W": ((1e5, 1e3, "kW"),),
     "bytes": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e4, 1e3, "kB")),
 }
+
+
+@final
+class Sum:
+    """A growing sum: ``total`` of everything added, without a new measurement for each."""
+
+    __slots__ = ("_absolute", "_doubt", "_source", "_unit", "_value")
+
+    def __init__(self) -> None:
+        self._value = self._absolute = self._doubt = 0.0
+        self._source = Source.MEASURED
+        self._unit: str | None = None
+
+    def add(self, other: Measurement) -> None:
+        """Add one; as with ``+``, absolute uncertainties add up and the weakest source is kept."""
+        if other.unit != self._unit:
+            if self._unit is not None:
+                raise InvalidInput(f"Can't add {self._unit} and {other.unit}.")
+            self._unit = other.unit
+        value = other.value
+        self._value += value
+        self._absolute += abs(value) * other.uncertainty
+        if other.uncertainty > self._doubt:
+            self._doubt = other.uncertainty
+        if other.source > self._source:
+            self._source = other.source
+
+    @property
+    def total(self) -> Measurement | None:
+        """The sum, or None of nothing."""
+        if self._unit is None:
+            return None
+        doubt = self._absolute / abs(self._value) if self._value else self._doubt
+        return Measurement(self._value, self._unit, self._source, doubt)
 
 
 def total(measurements: Iterable[Measurement]) -> Measurement | None:

@@ -25,7 +25,7 @@ from penstock.core.event import (
     Submitted,
 )
 from penstock.core.group import Segment
-from penstock.core.measurement import Measurement
+from penstock.core.measurement import Measurement, Sum
 from penstock.core.trial import Config, TrialStatus
 
 
@@ -132,7 +132,7 @@ class StudyState:
         self.trials: dict[int, TrialRecord] = {}
         self.counts = Counts()
         self.epochs = 0  # reported epochs, over all trials
-        self.energy: Measurement | None = None
+        self._energy = Sum()
         self.notes: list[Noted] = []
         self.sessions: list[SessionOpened] = []
         self.closed: SessionClosed | None = None
@@ -149,6 +149,11 @@ class StudyState:
         for event in events:
             state.apply(event)
         return state
+
+    @property
+    def energy(self) -> Measurement | None:
+        """What all epochs have drawn; None where nothing was metered."""
+        return self._energy.total
 
     def apply(self, event: Event) -> bool:
         """Fold one event in; returns whether it said anything new."""
@@ -248,9 +253,10 @@ class StudyState:
 
     def _reported(self, event: Reported) -> bool:
         record = self.trials[event.trial]
-        if event.energy is not None:  # spent is spent, also for an epoch that is run again
-            record.energy = event.energy if record.energy is None else record.energy + event.energy
-            self.energy = event.energy if self.energy is None else self.energy + event.energy
+        drawn = event.energy
+        if drawn is not None:  # spent is spent, also for an epoch that is run again
+            record.energy = drawn if record.energy is None else record.energy + drawn
+            self._energy.add(drawn)
         if event.train_s is not None:
             record.train_s += event.train_s
         if event.epoch <= record.epoch:

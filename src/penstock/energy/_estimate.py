@@ -24,6 +24,7 @@ that Green Algorithms, Lannelongue et al. 2021, takes per core of an unknown CPU
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TREE_REFRESH_S = 0.25
+_CHILDREN_REFRESH_S = 0.0005  # no child is started, does something and is waited for in less
 _HAS_PROC = os.path.isdir("/proc/self/task")  # Linux; elsewhere psutil looks
 
 
@@ -72,7 +73,7 @@ class EstimateSensor(Sensor):
         self._owner = os.getpid()
         self.cores = cores_allowed() if cores is None else cores
         self._busy_w = busy_core_w
-        self._idle_w = idle_core_w * self.cores
+        self.idle_w = idle_core_w * self.cores
         root = self._owner if pid is None else pid
         self.id = f"cpu-estimate:{root}"
         self.key = f"process:{root}"
@@ -86,18 +87,20 @@ class EstimateSensor(Sensor):
         self._lock = threading.Lock()
         self._tree_s = 0.0
         self._tree_read_s = -1e9
-        self._most_cpu_s = 0.0
+        self._children_s = 0.0
+        self._others_s = 0.0
+        self._looked_s = -1e9
+        self._look_every_s = _CHILDREN_REFRESH_S if pid is None else _TREE_REFRESH_S
         self._start_s = time.monotonic()
+        self._start_cpu_s = 0.0
         self._start_cpu_s = self._cpu_s(self._start_s)
         self._last = (self._start_s, 0.0)
-        self._watts = self._idle_w
+        self._watts = self.idle_w
 
     def energy_j(self) -> float:
         """Estimated joules since the sensor was made."""
         now_s = time.monotonic()
-        with self._lock:
-            cpu_s = self._cpu_s(now_s) - self._start_cpu_s
-        return self._idle_w * (now_s - self._start_s) + self._busy_w * cpu_s
+        return self.idle_w * (now_s - self._start_s) + self._busy_w * self._cpu_s(now_s)
 
     def power_w(self) -> float:
         """Average watts since the last call, over at least 50 ms."""
@@ -112,29 +115,36 @@ class EstimateSensor(Sensor):
     @property
     def cpu_s(self) -> float:
         """CPU time of the tree since the sensor was made."""
-        with self._lock:
-            return self._cpu_s(time.monotonic()) - self._start_cpu_s
+        return self._cpu_s(time.monotonic())
 
     def _cpu_s(self, now_s: float) -> float:
-        if now_s - self._tree_read_s >= _TREE_REFRESH_S:
-            self._tree_read_s = now_s
-            root = os.getpid() if self._pid is None else self._pid
-            own = () if self._pid is None else (self._pid,)
-            self._tree_s = sum(_cpu_of(pid) for pid in (*own, *descendants(root)))
-        cpu_s = self._tree_s
-        if self._pid is None:
-            cpu_s += time.process_time()
-            children = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu_s += children.ru_utime + children.ru_stime
-        # A descendant that nobody waited for takes its CPU time along: keep what was seen.
-        if cpu_s > self._most_cpu_s:
-            self._most_cpu_s = cpu_s
-        return self._most_cpu_s
+        if now_s - self._looked_s >= self._look_every_s:
+            self._look(now_s)
+        own_s = time.process_time() if self._pid is None else 0.0
+        return own_s + self._others_s - self._start_cpu_s
+
+    def _look(self, now_s: float) -> None:
+        """What the others of the tree have used."""
+        with self._lock:
+            if self._pid is None:
+                times = resource.getrusage(resource.RUSAGE_CHILDREN)
+                children_s = times.ru_utime + times.ru_stime
+                if children_s != self._children_s:
+                    self._children_s = children_s
+                    self._tree_read_s = -1e9  # whoever was waited for is no longer in the tree
+            if now_s - self._tree_read_s >= _TREE_REFRESH_S:
+                self._tree_read_s = now_s
+                root = os.getpid() if self._pid is None else self._pid
+                own = () if self._pid is None else (self._pid,)
+                self._tree_s = sum(_cpu_of(pid) for pid in (*own, *descendants(root)))
+            # A descendant that nobody waited for takes its CPU time along: keep what was seen.
+            self._others_s = max(self._others_s, self._tree_s + self._children_s)
+            self._looked_s = now_s
 
     def refresh(self) -> None:
         """Look at the tree now, also if it was looked at a moment ago."""
         with self._lock:
-            self._tree_read_s = -1e9
+            self._tree_read_s = self._looked_s = -1e9
 
 
 def descendants(pid: int) -> list[int]:

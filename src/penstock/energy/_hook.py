@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core import Measurement
+from penstock.core import Measurement, Source
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
+from penstock.core.measurement import measurement
 from penstock.energy._discover import sensors_for
 from penstock.energy._estimate import EstimateSensor, cores_allowed
 from penstock.energy._limiter import FileCache, PowerLimiter
@@ -19,6 +21,9 @@ from penstock.energy._meter import Meter, Window
 from penstock.energy._profile import LimitRule
 from penstock.energy._sensor import DeviceKind
 from penstock.energy._shared import SharedSensor
+
+_FRESH_S = 0.0005
+_ESTIMATED = int(Source.ESTIMATED)
 
 
 @final
@@ -36,14 +41,19 @@ class EpochMeter:
     """
 
     __slots__ = (
-        "_begun_j",
+        "_begun_s",
         "_fraction",
+        "_fresh_s",
         "_iterated",
         "_limiter",
         "_meter",
+        "_owed_j",
+        "_read_j",
+        "_read_s",
         "_shared",
         "_solo",
         "_warned",
+        "_watts",
         "_window",
         "last",
     )
@@ -58,16 +68,20 @@ class EpochMeter:
         self._warned = False
         self.last: Window | None = None
         # The estimate of this process alone never fails and is exact at any moment: no window is needed for it.
-        # Trials may be over in microseconds, and metering must not be what takes their time.
-        solo = meter.sensors[0]
-        alone = len(meter.sensors) == 1 and limiter is None and isinstance(solo, EstimateSensor)
-        self._solo = solo if alone and not solo.resolution_s else None
-        self._begun_j: float | None = None
+        self._solo: EstimateSensor | None = None
+        first = meter.sensors[0]
+        if len(meter.sensors) == 1 and limiter is None and isinstance(first, EstimateSensor):
+            self._solo = None if first.resolution_s else first
+        self._begun_s: float | None = None
+        self._read_s = self._read_j = self._watts = self._fresh_s = self._owed_j = 0.0
 
     def epoch_begin(self) -> None:
         """An epoch begins now."""
         if self._solo is not None:
-            self._begun_j = self._solo.energy_j()
+            now_s = time.monotonic()
+            if now_s - self._read_s >= self._fresh_s:
+                self._read(self._solo, now_s)
+            self._begun_s = now_s
             return
         for sensor in self._shared:
             try:
@@ -92,12 +106,9 @@ class EpochMeter:
 
     def epoch_end(self) -> Measurement | None:
         """The epoch's energy; None if it can't be told, or no epoch has begun."""
-        solo = self._solo
-        if solo is not None:
-            begun_j, self._begun_j = self._begun_j, None
-            if begun_j is None:
-                return None
-            return Measurement(solo.energy_j() - begun_j, "J", solo.source, solo.uncertainty)
+        if self._solo is not None:
+            plain = self.plain_end()
+            return None if plain is None else measurement(*plain)
         window, self._window = self._window, None
         if window is None:
             return None
@@ -114,9 +125,44 @@ class EpochMeter:
                 warnings.warn(f"Energy is not measured from here on: {error}", RuntimeWarning, stacklevel=2)
             return None
 
+    def plain_end(self) -> tuple[float, str, int, float] | None:
+        """``epoch_end`` as value, unit, source's number and uncertainty: what is sent to the study."""
+        solo = self._solo
+        if solo is None:
+            drawn = self.epoch_end()
+            return None if drawn is None else drawn.plain
+        begun_s = self._begun_s
+        if begun_s is None:
+            return None
+        self._begun_s = None
+        now_s = time.monotonic()
+        time_s = now_s - begun_s
+        if now_s - self._read_s < self._fresh_s:
+            joules = self._watts * time_s
+        else:
+            before_j = self._read_j + self._watts * (begun_s - self._read_s)
+            self._read(solo, now_s)
+            drawn_j = self._read_j - before_j - self._owed_j
+            joules = max(drawn_j, solo.idle_w * time_s)
+            self._owed_j = joules - drawn_j
+        return joules, "J", _ESTIMATED, solo.uncertainty
+
+    def _read(self, solo: EstimateSensor, now_s: float) -> None:
+        """Read the CPU clock, which is done every half a millisecond at most.
+
+        Trials may be over in microseconds, and a reading takes some of them: in between, energy goes on at the watts of
+        the last reading. An epoch that ends with a reading gets what was wrong with that; what would make it less than
+        an idle one is left for the next.
+        """
+        read_j = solo.energy_j()
+        if self._read_s:
+            self._watts = max((read_j - self._read_j) / (now_s - self._read_s), solo.idle_w)
+            self._fresh_s = _FRESH_S
+        self._read_s, self._read_j = now_s, read_j
+
     def close(self) -> None:
         """The run is over: an epoch that has begun is nobody's, and others on the devices get all of them."""
-        self._window = self._begun_j = None
+        self._window = self._begun_s = None
         if self._limiter is not None:
             self._limiter.stop()
         for sensor in self._shared:
@@ -125,6 +171,8 @@ class EpochMeter:
 
 _meters: dict[tuple[object, ...], Meter] = {}
 _hooks: dict[tuple[object, ...], EpochMeter] = {}  # those that trials can take over from each other
+for _kept in (_meters, _hooks):  # a sensor is of the process that has made it
+    os.register_at_fork(after_in_child=_kept.clear)
 
 
 @final
@@ -237,7 +285,7 @@ def make_meter(
     Returns:
         None, with a warning, where nothing can be measured.
     """
-    key = (os.getpid(), devices, cores)
+    key = (devices, cores)
     hook = _hooks.get(key) if limits is None else None
     if hook is not None:
         return hook

@@ -27,22 +27,22 @@ from penstock.core import (
     Ended,
     Event,
     Free,
-    Measurement,
     Noted,
     Placement,
     Reported,
     Resized,
     Saved,
     Share,
-    Source,
     Started,
     TrialStatus,
     WallClock,
 )
 from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
+from penstock.core.measurement import measurement
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._machine import usable_cores, visible_gpus
 from penstock.execute._mps import Mps
+from penstock.execute._nursery import Forked, drop, nursery_for
 from penstock.execute._ship import check_config, pack
 from penstock.train import _guardian
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
@@ -98,7 +98,7 @@ class _Worker:
     index: int
     gpus: tuple[str, ...]
     threads: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     control: socket.socket
     queue: socket.socket
     taken_back: socket.socket  # the worker's end of the queue, to take back what it hasn't begun
@@ -559,8 +559,8 @@ class Local(Executor):
         try:
             with log.open("ab") as out:
                 log_from = out.tell()
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, root, *map(str, fds), str(index), str(os.getpid())],
+                process = _forked(environment, out.fileno(), fds, index) or subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, root, *map(str, (*fds, index, os.getpid(), os.getpid()))],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
@@ -893,11 +893,7 @@ class Local(Executor):
                 continue
             if kind == "r":
                 _, _, _, _, epoch, metrics, train_s, energy = message
-                drawn = (
-                    None
-                    if energy is None
-                    else Measurement(energy[0], energy[1], Source(energy[2]), energy[3])
-                )
+                drawn = None if energy is None else measurement(*energy)
                 ticket.epochs[trial] = max(ticket.epochs[trial], epoch)
                 events.append(Reported(time_s, trial, epoch, metrics, train_s, drawn))
             elif kind == "s":
@@ -1125,8 +1121,23 @@ def _spread(placement: Placement) -> bool:
     return placement.max_devices > 1 and len(placement.shares) > 1 and len(placement.segments) == 1
 
 
-def _is_dead(process: subprocess.Popen[bytes]) -> bool:
+def _forked(environment: Mapping[str, str], log: int, fds: Sequence[int], index: int) -> Forked | None:
+    """A worker out of the nursery; None if it takes a new interpreter."""
+    for _ in range(2):  # one that just ended, having waited long enough, is replaced
+        nursery = nursery_for(environment)
+        if nursery is None:
+            return None
+        try:
+            return nursery.fork(environment, log, fds, (index, os.getpid()))
+        except OSError:
+            drop(nursery)
+    return None
+
+
+def _is_dead(process: subprocess.Popen[bytes] | Forked) -> bool:
     """Whether a process is over; it is left to be reaped."""
+    if isinstance(process, Forked):
+        return process.is_over()
     if process.returncode is not None:
         return True
     try:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from penstock.core import Measurement
-from penstock.energy import LimitReport, LimitRule, Sensor
-from penstock.integrations._training import Names, Training
-from penstock.train import Run
+from penstock.integrations._training import TrainingCallback
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback
@@ -25,7 +20,7 @@ else:
 
 
 @final
-class LightningCallback(Callback):
+class LightningCallback(TrainingCallback, Callback):
     """Joins a Lightning ``Trainer`` to Penstock: ``Trainer(callbacks=[LightningCallback(run)])``.
 
     With the ``run`` of a training function, every epoch is reported with the Trainer's ``callback_metrics``, the study
@@ -47,46 +42,15 @@ class LightningCallback(Callback):
         sensors: What to meter, without a run; None: what there is.
     """
 
-    def __init__(
-        self,
-        run: Run | None = None,
-        *,
-        metrics: Names = None,
-        checkpoint: bool = True,
-        power_limit: LimitRule | None = None,
-        cache: str | Path | None = None,
-        sensors: Sequence[Sensor] | None = None,
-        limiter_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        self._training = Training(run, metrics, power_limit, cache, sensors, limiter_options)
-        self._checkpoint = checkpoint and run is not None
-
     @property
     def ckpt_path(self) -> str | None:
         """What ``Trainer.fit(ckpt_path=...)`` goes on from: the trial's checkpoint as a file, or None."""
-        run = self._training.run
-        state = None if run is None else run.load()
-        if run is None or state is None:
+        kept = self._kept("lightning")
+        if kept is None:
             return None
-        path = run.folder / "resume.ckpt"
-        path.write_bytes(state["lightning"])
+        path = kept[0] / "resume.ckpt"
+        path.write_bytes(kept[1])
         return str(path)
-
-    @property
-    def energies(self) -> list[Measurement | None]:
-        """Without a run: what each epoch drew; None where it can't be told."""
-        return list(self._training.energies)
-
-    @property
-    def energy(self) -> Measurement | None:
-        """Without a run: what all epochs drew."""
-        return self._training.energy
-
-    @property
-    def limits(self) -> LimitReport | None:
-        """Without a run: what was found out about power limits."""
-        return self._training.limits
 
     # --- called by Lightning ---------------------------------------------------------------------------------
 

@@ -287,12 +287,12 @@ class _Folds:
     """The training function of a search: cross-validates a configuration fold by fold. Can be pickled."""
 
     estimator: Any
-    X: Any
-    y: Any
-    splits: list[tuple[Any, Any]]
+    X: Any = field(repr=False)
+    y: Any = field(repr=False)
+    splits: list[tuple[Any, Any]] = field(repr=False)
     scoring: Any
     objective: str | None
-    fit_params: Mapping[str, Any]
+    fit_params: Mapping[str, Any] = field(repr=False)
     error_score: Any
     train_score: bool
     errors: list[Exception] = field(default_factory=list)  # seen in this process

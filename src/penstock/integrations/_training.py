@@ -179,6 +179,58 @@ class Training:
         return self._limiter.report if self._limiter is not None else self._report
 
 
+class TrainingCallback:
+    """What a library's callback of a training loop shares with those of others. Abstract: the library calls the rest.
+
+    A callback derives from this first and then from the library's own base.
+
+    Args:
+        run: The trial; None: only energy and power limit.
+        metrics: Which metrics to report: names, or the study's names by the trainer's; None: all there are.
+        checkpoint: Keep checkpoints as the trial's.
+        power_limit: A rule, without a run.
+        cache: A file that keeps power profiles for the next training.
+        sensors: What to meter, without a run; None: what there is.
+        limiter_options: Further arguments of the ``PowerLimiter``.
+    """
+
+    def __init__(
+        self,
+        run: Run | None = None,
+        *,
+        metrics: Names = None,
+        checkpoint: bool = True,
+        power_limit: LimitRule | None = None,
+        cache: str | Path | None = None,
+        sensors: Sequence[Sensor] | None = None,
+        limiter_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._training = Training(run, metrics, power_limit, cache, sensors, limiter_options)
+        self._checkpoint = checkpoint and run is not None
+
+    @property
+    def energies(self) -> list[Measurement | None]:
+        """Without a run: what each stretch between two reports drew (mostly an epoch); None where it can't be told."""
+        return list(self._training.energies)
+
+    @property
+    def energy(self) -> Measurement | None:
+        """Without a run: what all of them drew."""
+        return self._training.energy
+
+    @property
+    def limits(self) -> LimitReport | None:
+        """Without a run: what was found out about power limits."""
+        return self._training.limits
+
+    def _kept(self, kind: str) -> tuple[Path, bytes] | None:
+        """The run's folder and what the trial's checkpoint holds under ``kind``; None where there is nothing."""
+        run = self._training.run
+        state = None if run is None else run.load()
+        return None if run is None or state is None else (run.folder, state[kind])
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool | str | bytes):
         return False

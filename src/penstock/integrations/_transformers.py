@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from transformers import TrainerCallback
 
-from penstock.core import Measurement
-from penstock.energy import LimitReport, LimitRule, Sensor
-from penstock.integrations._training import Names, Training, packed, unpacked
-from penstock.train import Run
+from penstock.integrations._training import TrainingCallback, packed, unpacked
 
 
 @final
-class TransformersCallback(TrainerCallback):
+class TransformersCallback(TrainingCallback, TrainerCallback):
     """Joins a Transformers ``Trainer`` to Penstock: ``Trainer(..., callbacks=[TransformersCallback(run)])``.
 
     With the ``run`` of a training function, every evaluation is a report (``eval_strategy="epoch"`` makes it one per
@@ -42,44 +38,13 @@ class TransformersCallback(TrainerCallback):
         sensors: What to meter, without a run; None: what there is.
     """
 
-    def __init__(
-        self,
-        run: Run | None = None,
-        *,
-        metrics: Names = None,
-        checkpoint: bool = True,
-        power_limit: LimitRule | None = None,
-        cache: str | Path | None = None,
-        sensors: Sequence[Sensor] | None = None,
-        limiter_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._training = Training(run, metrics, power_limit, cache, sensors, limiter_options)
-        self._checkpoint = checkpoint and run is not None
-        self._waiting: dict[str, Any] | None = None  # metrics whose report waits for the Trainer to save
+    _waiting: dict[str, Any] | None = None  # metrics whose report waits for the Trainer to save
 
     @property
     def resume_from(self) -> str | None:
         """What ``Trainer.train(resume_from_checkpoint=...)`` goes on from: the trial's checkpoint, or None."""
-        run = self._training.run
-        state = None if run is None else run.load()
-        if run is None or state is None:
-            return None
-        return str(unpacked(state["transformers"], run.folder / "resume"))
-
-    @property
-    def energies(self) -> list[Measurement | None]:
-        """Without a run: what each stretch drew; None where it can't be told."""
-        return list(self._training.energies)
-
-    @property
-    def energy(self) -> Measurement | None:
-        """Without a run: what all of them drew."""
-        return self._training.energy
-
-    @property
-    def limits(self) -> LimitReport | None:
-        """Without a run: what was found out about power limits."""
-        return self._training.limits
+        kept = self._kept("transformers")
+        return None if kept is None else str(unpacked(kept[1], kept[0] / "resume"))
 
     # --- called by Transformers ------------------------------------------------------------------------------
 

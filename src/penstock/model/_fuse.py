@@ -85,6 +85,7 @@ class Fusion:
         function: Callable[..., Any],
         *args: Any,
         stacked: Sequence[bool] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Any:
         """``function(model, *args)`` for all members at once.
 
@@ -92,6 +93,7 @@ class Fusion:
             function: As for one member; it sees one member's shapes.
             args: Tensors, or tuples, lists and dicts of them.
             stacked: Which of them have a leading member dimension; the others are shared. Default: all.
+            rows: Only these members, on a copy of their weights that gradients flow through; default: all.
 
         Returns:
             What the function returns, tensors with the member dimension first.
@@ -99,8 +101,8 @@ class Fusion:
         Raises:
             Unsupported: The function does what can't be fused (asks for a tensor's value, ...).
         """
-        count = len(self)
-        members = Members(self.draws)
+        count = len(self) if rows is None else len(rows)
+        members = Members(self.draws if rows is None else Draws([self.draws.generators[row] for row in rows]))
         flags = (True,) * len(args) if stacked is None else stacked
         members.level = functorch._vmap_increment_nesting(count, "different")
         try:
@@ -108,12 +110,12 @@ class Fusion:
                 pytree.tree_map_only(Tensor, members.wrap, arg) if flag else arg
                 for arg, flag in zip(args, flags, strict=True)
             ]
-            with self._dressed(members) as put, members:
+            with self._dressed(members, rows) as put, members:
                 try:
                     result = function(self._template, *given)
                 except _DYNAMIC as error:
                     raise _reason(error) from error
-                self._collect(members, put)
+                self._collect(members, put, rows)
             leaves, spec = pytree.tree_flatten(result)
             out = [
                 functorch._remove_batch_dim(leaf, members.level, count, 0)
@@ -161,6 +163,7 @@ class Fusion:
     def _tune(self) -> None:
         """Settings in which members differ (dropout rates) go into the template as one value per member."""
         self._numbers: list[tuple[nn.Module, str, Tensor]] = []
+        self._rates: list[tuple[nn.Module, str, PerMember]] = []
         submodules = dict(self._template.named_modules())
         differences = _differences(self._own)
         for path, facts in self._own[
@@ -172,7 +175,8 @@ class Fusion:
         for (path, name), values in differences.items():
             module = submodules[path]
             if name in _PER_MEMBER.get(type(module), ()):
-                setattr(module, name, PerMember(values))
+                self._rates.append((module, name, PerMember(values)))
+                setattr(module, name, self._rates[-1][2])
             else:
                 numbers = torch.tensor(values, dtype=torch.float64, device=self.stack.flat.device)
                 self._numbers.append((module, name, numbers))
@@ -186,16 +190,22 @@ class Fusion:
         self._recurrent = [m for m in submodules.values() if isinstance(m, nn.RNNBase)]
 
     @contextmanager
-    def _dressed(self, members: Members) -> Iterator[list[Tensor]]:
+    def _dressed(self, members: Members, rows: Sequence[int] | None) -> Iterator[list[Tensor]]:
         """The template with the members' tensors in the places of its own."""
-        put = [members.wrap(stacked) for _, stacked in self.stack.tensors]
+        index = None if rows is None else torch.tensor(list(rows), device=self.stack.flat.device)
+        put = [
+            members.wrap(stacked if index is None else stacked.index_select(0, index))
+            for _, stacked in self.stack.tensors
+        ]
         for (place, key, _), tensor in zip(self._places, put, strict=True):
             place[key] = tensor
         for recurrent in self._recurrent:  # they keep their weights in a second place
             names = recurrent._flat_weights_names
             recurrent.__dict__["_flat_weights"] = [recurrent._parameters.get(name) for name in names]
         for module, name, numbers in self._numbers:
-            module.__dict__[name] = members.wrap(numbers)
+            module.__dict__[name] = members.wrap(numbers if index is None else numbers.index_select(0, index))
+        for module, name, rates in self._rates if rows is not None else ():
+            module.__dict__[name] = PerMember([rates.values[row] for row in rows or ()])
         try:
             yield put
         finally:
@@ -205,19 +215,26 @@ class Fusion:
                 recurrent.__dict__["_flat_weights"] = []
             for module, name, numbers in self._numbers:
                 module.__dict__[name] = float(numbers[0])
+            for module, name, rates in self._rates if rows is not None else ():
+                module.__dict__[name] = rates
 
-    def _collect(self, members: Members, put: list[Tensor]) -> None:
-        """Buffers that the forward replaced instead of updating in place."""
+    def _collect(self, members: Members, put: list[Tensor], rows: Sequence[int] | None) -> None:
+        """Buffers that the forward replaced instead of updating in place; all of them where it had copies."""
         first = len(put) - len(self.stack._buffers)
         for (place, key, name), tensor in zip(self._places[first:], put[first:], strict=True):
             now = place[key]
-            if now is tensor:
+            if now is tensor and rows is None:
                 continue
             if not isinstance(now, Tensor) or now.shape != tensor.shape:
                 raise Unsupported(f"the buffer {name} changes its shape while training")
             stacked, at = members.below(now.detach())
+            own = stacked if at is None else stacked.movedim(at, 0)
             with torch.no_grad():
-                self.stack.others[name].copy_(stacked if at is None else stacked.movedim(at, 0))
+                if rows is None:
+                    self.stack.others[name].copy_(own)
+                else:
+                    for row, value in zip(rows, own.expand(len(rows), *now.shape), strict=True):
+                        self.stack.others[name].data[row].copy_(value)
 
 
 def _holder(submodules: dict[str, nn.Module], name: str) -> dict[str, Any]:

@@ -379,6 +379,60 @@ class FusedOptimizer:
                 )
             )
 
+    @torch.no_grad()
+    def step_members(self, gradients: Sequence[Tensor | None], members: Sequence[int]) -> None:
+        """Update these members alone, with gradients that have a row for each of them.
+
+        The weights change behind autograd's back: what the other members have computed and not differentiated yet
+        lies in the same tensors, and stays as it is.
+
+        Raises:
+            Unsupported: The optimizers can't be stepped as one (any more).
+        """
+        self.refresh()
+        kind = self._kind
+        if kind is None:
+            raise Unsupported(self.reason or "the optimizers have no kernel")
+        used = tuple(g is not None for g in gradients)
+        rows = torch.cat(
+            [
+                self.stack.flat.new_zeros((len(members), slot.stop - slot.start))
+                if g is None
+                else g.reshape(len(members), -1)
+                for g, slot in zip(gradients, self.stack.slots, strict=True)
+            ],
+            1,
+        )
+        flat = self.stack.flat.data
+        index = None
+        if list(members) != list(range(len(self.stack))):
+            index = torch.tensor(list(members))
+        there = None if index is None else index.to(flat.device)
+        for run in self.runs(used):
+            cut = slice(run.start, run.stop)
+            whole = {"": flat[:, cut], **{name: rows_[:, cut] for name, rows_ in self.state.items()}}
+            t = self.steps[:, run.slot : run.slot + 1]
+            numbers = self.numbers[run.group]
+            if index is not None and there is not None:
+                t = t.index_select(0, index)
+                numbers = {name: column.index_select(0, there) for name, column in numbers.items()}
+            own = whole if there is None else {name: w.index_select(0, there) for name, w in whole.items()}
+            state = {name: value for name, value in own.items() if name}
+            t = t.to(flat.device, torch.float64) + 1.0
+            kind.kernel(Update(own[""], rows[:, cut], state, numbers, self.flags[run.group], t))
+            if there is not None:
+                for name, value in own.items():
+                    whole[name].index_copy_(0, there, value)
+        done = torch.tensor(used, dtype=self.steps.dtype)
+        fresh = bool((self.steps[list(members)] == 0).any())
+        if index is None:
+            self.steps += done
+        else:
+            self.steps[index] += done
+        if fresh or used != self._used:
+            self._used = used
+            self.bind()
+
     def count(self, gradients: Sequence[Tensor | None]) -> None:
         """One more step is behind the members."""
         self.counted(tuple(g is not None for g in gradients))

@@ -39,6 +39,7 @@ from penstock.plan._fusion import (
 )
 from penstock.plan._pack import lower_bound_s, pack, static_fluid
 from penstock.plan._planner import Fluid
+from penstock.plan._split import FusedGroup, Regroup, merges, splits
 from penstock.plan._transfer import (
     TransferMove,
     TransferStanding,
@@ -54,6 +55,7 @@ __all__ = [
     "Demand",
     "DeviceKind",
     "Fluid",
+    "FusedGroup",
     "FusionChoice",
     "FusionKey",
     "FusionProfile",
@@ -64,6 +66,7 @@ __all__ = [
     "Pipeline",
     "Rate",
     "Rates",
+    "Regroup",
     "TransferMove",
     "TransferStanding",
     "allocate",
@@ -81,9 +84,11 @@ __all__ = [
     "fusion_limit",
     "lend",
     "lower_bound_s",
+    "merges",
     "must_agree",
     "pack",
     "share_devices",
+    "splits",
     "squeeze",
     "static_fluid",
     "target_kind",

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, ClassVar, final
 
 from penstock.core.errors import InvalidInput
@@ -92,7 +92,7 @@ class Curve(Policy):
         """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         spec = view.spec
         recent = view.seen if spec.window is None else view.seen[-spec.window :]
-        evidence = _evidence([seen for seen in recent if seen.batch_size in spec.batch_sizes])
+        evidence = _gathered(view) if spec.window is None else _evidence(_own(spec, recent))
         cap = spec.beta * evidence.least if math.isfinite(evidence.least) else None
         if len(spec.batch_sizes) == 1 or not evidence.logs:
             return self._with_limit(view, _before_any_success(spec, evidence), cap)
@@ -100,8 +100,8 @@ class Curve(Policy):
 
         x = np.log2(np.asarray(spec.batch_sizes, dtype=np.float64))
         noise = evidence.noise
-        epochs = _epochs_belief(x, spec, evidence, noise)
-        costs = _epoch_cost_belief(x, view)
+        epochs = _epochs_belief(spec, evidence, noise)
+        costs = _epoch_cost_belief(view)
         index = {size: at for at, size in enumerate(spec.batch_sizes)}
         soon = (epochs, costs)
         for decision in view.pending:  # what is under way will be known soon: don't explore it twice
@@ -188,58 +188,116 @@ class _Evidence:
         return {size for size, n in self.crashes.items() if n >= 2 and size not in self.logs}
 
 
+def _own(spec: JobSpec, seen: Sequence[Seen]) -> list[Seen]:
+    sizes = set(spec.batch_sizes)
+    return [one for one in seen if one.batch_size in sizes]
+
+
 def _evidence(seen: Sequence[Seen]) -> _Evidence:
-    """Gather the observations of the present regime.
+    """What observations say of the present regime."""
+    gathering = _Gathering()
+    gathering.take(seen)
+    return gathering.evidence()
+
+
+def _gathered(view: View) -> _Evidence:
+    """The same for all of a view, going on where the last decision's view ended: most of it was there already."""
+    known = view.memo.get(_Gathering)
+    if isinstance(known, _Gathering) and known.given > len(view.seen):  # an older view, looked at again
+        return _evidence(_own(view.spec, view.seen))
+    if not isinstance(known, _Gathering):
+        known = view.memo[_Gathering] = _Gathering()
+    new = view.seen[known.given :]
+    known.given = len(view.seen)
+    known.take(_own(view.spec, new))
+    evidence = known.evidence()
+    if view.settled:
+        return evidence
+    # Costs that are translated change with the profiles; nothing else that was gathered does.
+    present = _own(view.spec, view.seen)[known.began :]
+    return replace(evidence, least=min((s.cost for s in present if s.reached), default=math.inf))
+
+
+@final
+class _Gathering:
+    """Gathers the observations of the present regime, one by one.
 
     Drift: epochs that keep departing from what their batch size used to take, beyond noise, to one side, mean that
     the job has changed (a two-sided CUSUM over standardised departures). Evidence then restarts where the
     departures began.
     """
-    logs: dict[int, tuple[int, float, float]] = {}
-    beyond: dict[int, list[float]] = {}
-    crashes: dict[int, int] = {}
-    least = math.inf
-    squares, freedom = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT
-    up = down = 0.0
-    up_from = down_from = 0
-    i, n_seen = 0, len(seen)
-    while i < n_seen:
-        one = seen[i]
-        size = one.batch_size
-        n, total, square = logs.get(size, (0, 0.0, 0.0))
-        if one.error and not one.reached:
-            crashes[size] = crashes.get(size, 0) + 1
-            i += 1
-            continue
-        log = math.log(max(one.epochs, 0.5))
-        departure = 0.0
-        if n >= 2:
-            departure = (log - total / n) / math.sqrt(squares / freedom * (1.0 + OUTLIER / n))
-            if (
-                not one.reached
-            ):  # stopped: at least so far out; nothing is known if it was stopped below the mean
-                departure = max(departure, 0.0)
-            if up == 0.0:
-                up_from = i
-            if down == 0.0:
-                down_from = i
-            up = max(0.0, up + departure - CUSUM_SLACK)
-            down = max(0.0, down - departure - CUSUM_SLACK)
-            if up > CUSUM_ALARM or down > CUSUM_ALARM:
-                i = up_from if up > CUSUM_ALARM else down_from
-                logs, beyond, crashes, least = {}, {}, {}, math.inf
-                squares, freedom, up, down = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT, 0.0, 0.0
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.began = 0
+        """Where the present regime began."""
+        self._seen: list[Seen] = []
+        self._at = 0
+        self._restart()
+        self._up_from = self._down_from = 0
+
+    def _restart(self) -> None:
+        self._logs: dict[int, tuple[int, float, float]] = {}
+        self._beyond: dict[int, list[float]] = {}
+        self._crashes: dict[int, int] = {}
+        self._least = math.inf
+        self._squares, self._freedom = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT
+        self._up = self._down = 0.0
+
+    def evidence(self) -> _Evidence:
+        """What was gathered so far; not to be changed, nor kept."""
+        noise = math.sqrt(self._squares / self._freedom)
+        return _Evidence(self._logs, self._beyond, self._crashes, noise, self._least)
+
+    def take(self, seen: Sequence[Seen]) -> None:
+        """Take in later observations."""
+        self._seen.extend(seen)
+        while self._at < len(self._seen):
+            one = self._seen[self._at]
+            size = one.batch_size
+            n, total, square = self._logs.get(size, (0, 0.0, 0.0))
+            if one.error and not one.reached:
+                self._crashes[size] = self._crashes.get(size, 0) + 1
+                self._at += 1
                 continue
-        if one.reached:
-            if n:
-                squares += (log - total / n) ** 2 * n / (n + 1)
-                freedom += 1
-            logs[size] = (n + 1, total + log, square + log * log)
-            least = min(least, one.cost)
-        else:
-            beyond.setdefault(size, []).append(one.epochs)
-        i += 1
-    return _Evidence(logs, beyond, crashes, math.sqrt(squares / freedom), least)
+            log = math.log(max(one.epochs, 0.5))
+            if n >= 2:
+                departure = (log - total / n) / math.sqrt(self._squares / self._freedom * (1.0 + OUTLIER / n))
+                if not one.reached:
+                    # Stopped: at least so far out; nothing is known if it was stopped below the mean.
+                    departure = max(departure, 0.0)
+                if self._departed(departure):
+                    continue
+            if one.reached:
+                if n:
+                    self._squares += (log - total / n) ** 2 * n / (n + 1)
+                    self._freedom += 1
+                self._logs[size] = (n + 1, total + log, square + log * log)
+                self._least = min(self._least, one.cost)
+            else:
+                self._beyond.setdefault(size, []).append(one.epochs)
+            self._at += 1
+
+    def _departed(self, departure: float) -> bool:
+        """Whether the job has changed; then evidence begins anew where it did."""
+        if self._up == 0.0:
+            self._up_from = self._at
+        if self._down == 0.0:
+            self._down_from = self._at
+        self._up = max(0.0, self._up + departure - CUSUM_SLACK)
+        self._down = max(0.0, self._down - departure - CUSUM_SLACK)
+        if self._up <= CUSUM_ALARM and self._down <= CUSUM_ALARM:
+            return False
+        self.began = self._at = self._up_from if self._up > CUSUM_ALARM else self._down_from
+        self._restart()
+        return True
+
+
+@lru_cache(maxsize=64)
+def _covariance(sizes: tuple[int, ...], scale: float, length: float, nugget: float) -> Array:
+    import numpy as np
+
+    return _kernel(np.log2(np.asarray(sizes, dtype=np.float64)), scale, length, nugget)
 
 
 def _kernel(x: Array, scale: float, length: float, nugget: float) -> Array:
@@ -274,7 +332,7 @@ def _mixture(shapes: Array, log_prior: Array, kernel: Array, at: Index, y: Array
     return _Belief(mean, cov)
 
 
-def _epochs_belief(x: Array, spec: JobSpec, evidence: _Evidence, noise: float) -> _Belief:
+def _epochs_belief(spec: JobSpec, evidence: _Evidence, noise: float) -> _Belief:
     import numpy as np
 
     arms = [(a, *evidence.logs[size]) for a, size in enumerate(spec.batch_sizes) if size in evidence.logs]
@@ -283,21 +341,30 @@ def _epochs_belief(x: Array, spec: JobSpec, evidence: _Evidence, noise: float) -
     # Spreads differ between batch sizes and single runs may be outliers: few runs count for less than the pooled
     # noise says, as with a Student t.
     variance = np.asarray([noise**2 * (1.0 + OUTLIER / n) / n for _, n, _, _ in arms])
-    x0 = math.log2(spec.default)
-    critical = np.arange(x.min() - 2.0, x.max() + 4.5, 1.0)
-    # Too small batches: gradients too noisy (Zeus section 4.4). The default is known to be large enough.
-    low = np.concatenate([[-50.0], np.arange(x.min() - 3.0, x0 - 0.5, 1.0)])
-    c, small = (grid.ravel() for grid in np.meshgrid(critical, low))
-    shapes = np.log(1.0 + 2.0 ** (x[None, :] - c[:, None]) + 2.0 ** (2.0 * (small[:, None] - x[None, :])))
-    prior = np.where(small < -40.0, math.log(0.5), math.log(0.5 / max(1, len(low) - 1)))
-    belief = _mixture(shapes, prior, _kernel(x, 0.2, 2.0, 0.1), at, y, variance)
+    shapes, prior = _epochs_shapes(spec.batch_sizes, spec.default)
+    belief = _mixture(shapes, prior, _covariance(spec.batch_sizes, 0.2, 2.0, 0.1), at, y, variance)
     for arm, size in enumerate(spec.batch_sizes):
         for count in sorted(evidence.beyond.get(size, ()))[-3:]:
             belief = _beyond(belief, arm, math.log(max(count, 0.5)), noise**2)
     return belief
 
 
-def _epoch_cost_belief(x: Array, view: View) -> _Belief:
+@lru_cache(maxsize=64)
+def _epochs_shapes(sizes: tuple[int, ...], default: int) -> tuple[Array, Array]:
+    """Mean functions of log epochs over the batch sizes, and the log of their prior weights."""
+    import numpy as np
+
+    x = np.log2(np.asarray(sizes, dtype=np.float64))
+    critical = np.arange(x.min() - 2.0, x.max() + 4.5, 1.0)
+    # Too small batches: gradients too noisy (Zeus section 4.4). The default is known to be large enough.
+    low = np.concatenate([[-50.0], np.arange(x.min() - 3.0, math.log2(default) - 0.5, 1.0)])
+    c, small = (grid.ravel() for grid in np.meshgrid(critical, low))
+    shapes = np.log(1.0 + 2.0 ** (x[None, :] - c[:, None]) + 2.0 ** (2.0 * (small[:, None] - x[None, :])))
+    prior = np.where(small < -40.0, math.log(0.5), math.log(0.5 / max(1, len(low) - 1)))
+    return shapes, prior
+
+
+def _epoch_cost_belief(view: View) -> _Belief:
     import numpy as np
 
     spec = view.spec
@@ -313,11 +380,20 @@ def _epoch_cost_belief(x: Array, view: View) -> _Belief:
     at = np.asarray([p[0] for p in points], dtype=np.intp)
     y = np.asarray([p[1] for p in points])
     variance = np.asarray([p[2] for p in points])
-    sat = np.arange(x.min() - 6.0, x.max() + 6.5, 1.0)
-    shapes = np.log(1.0 + 2.0 ** (sat[:, None] - x[None, :]))
+    shapes, sat = _cost_shapes(spec.batch_sizes)
     guess, width = _saturation(view)
     prior = -0.5 * ((sat - guess) / width) ** 2
-    return _mixture(shapes, prior, _kernel(x, 0.1, 2.0, 0.05), at, y, variance)
+    return _mixture(shapes, prior, _covariance(spec.batch_sizes, 0.1, 2.0, 0.05), at, y, variance)
+
+
+@lru_cache(maxsize=64)
+def _cost_shapes(sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Mean functions of log epoch costs over the batch sizes, and the log2 b_sat of each."""
+    import numpy as np
+
+    x = np.log2(np.asarray(sizes, dtype=np.float64))
+    sat = np.arange(x.min() - 6.0, x.max() + 6.5, 1.0)
+    return np.log(1.0 + 2.0 ** (sat[:, None] - x[None, :])), sat
 
 
 def _saturation(view: View) -> tuple[float, float]:

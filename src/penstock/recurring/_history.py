@@ -11,6 +11,10 @@ from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.recurring._cost import Profile, best_limit, run_cost
 
 FORMAT = 1
+"""All records in one value."""
+
+CHUNKED = 2
+"""The oldest records in chunks of their own; see ``penstock.store._chunks``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,10 @@ class View:
         pending: Decisions whose results are not known yet.
         profiles: The power profile of each batch size measured on this device.
         foreign: Epoch costs of batch sizes that were profiled on other devices only, translated.
+        memo: Where a policy may keep what it made of ``seen``, by any key: later views of the same history have it
+            too. Their ``seen`` begins with this one's, but for the costs, unless ``settled``. What is decided must
+            not depend on it.
+        settled: No cost was translated, so that none will change.
     """
 
     spec: JobSpec
@@ -164,6 +172,8 @@ class View:
     pending: tuple[Decision, ...]
     profiles: Mapping[int, Profile]
     foreign: Mapping[int, float] = field(default_factory=dict)
+    memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    settled: bool = True
 
     @property
     def cost_limit(self) -> float | None:
@@ -196,7 +206,8 @@ class History:
         self._done: set[int] = set()
         self._open: dict[int, Decision] = {}
         self._profiles: dict[tuple[str, int], dict[float, tuple[float, float]]] = {}
-        self._seen: dict[tuple[JobSpec, str], list[Seen]] = {}  # what needs no translation is kept
+        # Views are kept, and what policies made of them: there may be thousands of results.
+        self._seen: dict[tuple[JobSpec, str], tuple[list[Seen], list[int], dict[object, object]]] = {}
 
     @classmethod
     def fold(cls, records: Iterable[Mapping[str, Any]]) -> History:
@@ -291,19 +302,41 @@ class History:
         for kind, theirs in known.items():
             if kind != device:
                 foreign.update({b: cost * ratio[kind] for b, cost in theirs.items() if b not in mine})
-        seen = self._seen.setdefault((spec, device), []) if set(known) <= {device} else []
+        seen, elsewhere, memo = self._seen.setdefault((spec, device), ([], [], {}))
         for result in self.results[len(seen) :]:
             decision = self.decisions[result.number]
-            size = decision.batch_size
             cost = spec.cost(result.energy_j, result.time_s)
+            failed = bool(result.error)
             if decision.device != device:
-                here_cost = mine.get(size, foreign.get(size))
-                cost = cost if here_cost is None else result.epochs * here_cost
-            reached, explore, failed = result.reached, decision.explore, bool(result.error)
+                elsewhere.append(len(seen))
             seen.append(
-                Seen(result.number, size, result.epochs, cost, reached, explore, decision.limit_w, failed)
+                Seen(
+                    result.number,
+                    decision.batch_size,
+                    result.epochs,
+                    cost,
+                    result.reached,
+                    decision.explore,
+                    decision.limit_w,
+                    failed,
+                )
             )
-        return View(spec, tuple(seen), tuple(self.pending), here, foreign)
+        for at in elsewhere:
+            one = seen[at]
+            here_cost = mine.get(one.batch_size, foreign.get(one.batch_size))
+            if here_cost is not None and one.cost != one.epochs * here_cost:
+                cost = one.epochs * here_cost
+                seen[at] = Seen(
+                    one.number,
+                    one.batch_size,
+                    one.epochs,
+                    cost,
+                    one.reached,
+                    one.explore,
+                    one.limit_w,
+                    one.error,
+                )
+        return View(spec, tuple(seen), tuple(self.pending), here, foreign, memo, not elsewhere)
 
 
 def _usable(profile: Profile, spec: JobSpec) -> Profile:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
 from penstock.core import Clock, Source, WallClock
-from penstock.core.errors import InvalidInput, StoreCorrupt, TrialError
+from penstock.core.errors import InvalidInput, StoreCorrupt, StoreUnwritable, TrialError
 from penstock.recurring._cost import Profile, best_limit
 from penstock.recurring._history import (
+    CHUNKED,
     FORMAT,
     Decision,
     History,
@@ -23,6 +24,7 @@ from penstock.recurring._history import (
 )
 from penstock.recurring._policy import Policy
 from penstock.recurring._scale import scaled_lr
+from penstock.store._chunks import CHUNK, archive, archived, identity, read_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +39,21 @@ class Updates(Protocol):
         """The value, or None."""
         ...
 
-    def update(self, key: str, change: Callable[[Any | None], Any]) -> Any:
-        """Replace the value by ``change(value)``; returns the new one."""
+    def put(self, key: str, value: Any) -> None:
+        """Keep a value, replacing the old one."""
         ...
+
+    def update(self, key: str, change: Callable[[Any | None], Any]) -> Any:
+        """Replace the value by ``change(value)``; returns the new one. If ``change`` raises, nothing changes."""
+        ...
+
+
+class _Behind(Exception):
+    """Records were archived that this process has not read yet."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.data = data
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +198,7 @@ class RecurringJob:
         self._history = History()
         self._folded = 0
         self._gpus = 1
-        self._first_record: Any = None
+        self._identity: Any = None
 
     # -- for clusters ---------------------------------------------------------------------------------------
 
@@ -201,8 +215,7 @@ class RecurringJob:
         """
         made: list[Decision] = []
 
-        def change(value: Any) -> Any:
-            data, history = self._fold(value)
+        def change(data: dict[str, Any], history: History) -> dict[str, Any]:
             spec = self._spec_for(data, limits_w)
             now_s = self._wall.now_s()
             view = history.view(spec, device or "")
@@ -222,10 +235,11 @@ class RecurringJob:
                 now_s,
             )
             made[:] = [decision]
-            data["records"] = [*data["records"], {"d": decision_to_json(decision)}]
-            return data
+            records = [*data["records"], {"d": decision_to_json(decision)}]
+            return {**data, "eta": spec.eta, "policy": self._policy.name, "records": records}
 
-        self._open().update(self._key, change)
+        # Archiving waits for a result, where nobody waits for the answer, unless none come.
+        self._tidy(self._update(change), above=4)
         return made[0]
 
     def observe(
@@ -384,23 +398,63 @@ class RecurringJob:
         return self._store
 
     def _data(self) -> dict[str, Any]:
-        data, _ = self._fold(self._open().get(self._key))
-        return data
+        store = self._open()
+        while True:
+            try:
+                return self._fold(store.get(self._key))
+            except _Behind as behind:
+                self._catch_up(store, behind.data)
 
-    def _fold(self, value: Any) -> tuple[dict[str, Any], History]:
+    def _update(self, change: Callable[[dict[str, Any], History], dict[str, Any]]) -> dict[str, Any]:
+        """Change the job's value as one step among all processes, with all of its history folded."""
+        store = self._open()
+        made: list[dict[str, Any]] = []
+
+        def step(value: Any) -> Any:
+            made[:] = [change(self._fold(value), self._history)]
+            return made[0]
+
+        while True:
+            try:
+                store.update(self._key, step)
+                return made[0]
+            except _Behind as behind:  # chunks can't be read within the update
+                self._catch_up(store, behind.data)
+
+    def _tidy(self, data: dict[str, Any], *, above: int = 2) -> None:
+        """Archive what need not be rewritten with every change."""
+        with suppress(StoreUnwritable):  # what matters is written already, and the next one archives instead
+            moved = archive(self._open(), self._key, data, format=CHUNKED, above=above)
+            if moved is not None:
+                self._identity = identity(moved)
+
+    def _fold(self, value: Any) -> dict[str, Any]:
         data = empty_record() if value is None else dict(value)
         records = check_record(self.name, data)
-        first = records[0] if records else None
-        if self._folded > len(records) or first != self._first_record:  # another history: start anew
+        before = archived(data) * CHUNK
+        ident = identity(data)
+        if self._folded > before + len(records) or ident != self._identity:  # another history: start anew
             self._history, self._folded = History(), 0
-        self._first_record = first
-        for at in range(self._folded, len(records)):
+        self._identity = ident
+        if self._folded < before:
+            raise _Behind(data)
+        self._apply(records, before)
+        return data
+
+    def _catch_up(self, store: Updates, data: Mapping[str, Any]) -> None:
+        for number in range(self._folded // CHUNK, archived(data)):
+            self._apply(read_chunk(store, self._key, data, number), number * CHUNK)
+
+    def _apply(self, records: Sequence[Any], before: int) -> None:
+        """Fold in those of ``records``, the first of which has ``before`` predecessors, that are new."""
+        for at in range(self._folded - before, len(records)):
             try:
                 self._history.apply(records[at])
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                raise StoreCorrupt(f"Record {at} of job {self.name!r} can't be read: {error!r}.") from error
-        self._folded = len(records)
-        return data, self._history
+                raise StoreCorrupt(
+                    f"Record {before + at} of job {self.name!r} can't be read: {error!r}."
+                ) from error
+            self._folded = before + at + 1
 
     def _spec_for(self, data: Mapping[str, Any], limits_w: Sequence[float] | None) -> JobSpec:
         spec = self._spec
@@ -416,8 +470,7 @@ class RecurringJob:
         self._append({"r": result_to_json(result)}, result.number, result)
 
     def _append(self, record: dict[str, Any], number: int | None, result: Result | None = None) -> None:
-        def change(value: Any) -> Any:
-            data, history = self._fold(value)
+        def change(data: dict[str, Any], history: History) -> dict[str, Any]:
             if number is not None and number not in history.decisions:
                 raise InvalidInput(
                     f"Job {self.name!r} has no decision {number}: it has made {history.next_number}."
@@ -432,10 +485,9 @@ class RecurringJob:
             ):
                 # Without a limit to take MAXPOWER from, the first run's draw fixes the units for good.
                 data["max_power_w"] = result.energy_j / result.time_s
-            data["records"] = [*data["records"], record]
-            return data
+            return {**data, "records": [*data["records"], record]}
 
-        self._open().update(self._key, change)
+        self._tidy(self._update(change))
 
     def _config_for(self, batch_size: int) -> dict[str, Any]:
         config = {**self._config, "batch_size": batch_size}
@@ -482,7 +534,7 @@ def check_record(name: str, data: Mapping[str, Any]) -> list[Any]:
         StoreCorrupt: It is something else, or newer than this version reads.
     """
     records = data.get("records")
-    if data.get("format") != FORMAT or not isinstance(records, list):
+    if data.get("format") not in (FORMAT, CHUNKED) or not isinstance(records, list):
         raise StoreCorrupt(
             f"What the store keeps under {job_key(name)!r} is not a history this version can read. Upgrade Penstock."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 from penstock.recurring._history import View
@@ -17,12 +18,33 @@ class Zeus(Policy):
 
     def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
         """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
-        spec = view.spec
-        bandit = ZeusBandit(
-            spec.batch_sizes, spec.default, beta=spec.beta, window=spec.window, seed=spec.seed
-        )
-        for seen in view.seen:
-            bandit.observe(seen.batch_size, seen.cost, seen.reached, explored=seen.explore)
+        bandit = _told(view)
         pick = bandit.choose(number, waiting=any(d.explore for d in view.pending))
         limit_w, profile_w = profiled_limit(view, pick.batch_size)
         return Choice(pick.batch_size, limit_w, profile_w, pick.cost_limit, pick.explore)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A bandit and how many results it was told of."""
+
+    bandit: ZeusBandit
+    given: int
+
+
+def _told(view: View) -> ZeusBandit:
+    """The bandit that was told of all runs; what the last decision's was told need not be told again."""
+    spec = view.spec
+    known = view.memo.get(Zeus) if view.settled else None
+    if isinstance(known, _Told) and known.given <= len(view.seen):
+        bandit, given = known.bandit, known.given
+    else:
+        given = 0
+        bandit = ZeusBandit(
+            spec.batch_sizes, spec.default, beta=spec.beta, window=spec.window, seed=spec.seed
+        )
+    for seen in view.seen[given:]:
+        bandit.observe(seen.batch_size, seen.cost, seen.reached, explored=seen.explore)
+    if view.settled:
+        view.memo[Zeus] = _Told(bandit, len(view.seen))
+    return bandit

@@ -67,6 +67,10 @@ def _frame(layout: Mapping[str, Any], axes: Any) -> None:
             getattr(axes, f"set_{name}scale")("log")
         if "range" in given:
             getattr(axes, f"set_{name}lim")(*given["range"])
+        elif given.get("rangemode") == "tozero":
+            getattr(axes, f"set_{name}lim")(**{"left" if name == "x" else "bottom": 0})
+        if str(given.get("tickformat", "")).endswith("%"):
+            getattr(axes, f"{name}axis").set_major_formatter("{x:.0%}")
         if given.get("autorange") == "reversed":
             getattr(axes, f"invert_{name}axis")()
         if "tickvals" in given:
@@ -84,7 +88,7 @@ def _scatter(trace: Mapping[str, Any], axes: Any) -> None:
     y = [_number(value) for value in trace["y"]]
     mode = trace.get("mode", "lines")
     line, marker = trace.get("line", {}), trace.get("marker", {})
-    label = _plain(trace.get("name", "")) or None
+    label = (_plain(trace.get("name", "")) or None) if trace.get("showlegend", True) else None
     opacity = trace.get("opacity", 1.0)
     if "lines" in mode:
         step = {"drawstyle": "steps-post"} if line.get("shape") == "hv" else {}
@@ -109,7 +113,8 @@ def _scatter(trace: Mapping[str, Any], axes: Any) -> None:
             options["cmap"] = LinearSegmentedColormap.from_list(
                 "figure", [tuple(stop) for stop in marker["colorscale"]]
             )
-        symbol = symbol[0] if isinstance(symbol, list) and symbol else symbol
+        if symbol == "circle-open":
+            options |= {"c": "none", "edgecolors": colour}
         drawn = axes.scatter(x, y, marker=_SYMBOLS.get(symbol, "o"), label=label, lw=1.0, **options)
         if marker.get("showscale"):
             axes.figure.colorbar(drawn, ax=axes, label=marker["colorbar"]["title"]["text"])

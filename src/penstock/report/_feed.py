@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
 from penstock.goal import Goal
 from penstock.report.views import Folded
 from penstock.store import Store, StudyEntry, open_store
+from penstock.store._chunks import all_whole
 
 POLL_S = 0.5
 FORGET_S = 900.0
 _CHUNK = 500
+_FREEZE = 20_000  # events
 RECURRING = "recurring/"
 
 
@@ -42,14 +45,20 @@ class Feed:
 
     Args:
         store: A path or URL.
+        alone: The process is there for nothing else, and Python's cycle collector may be told to leave alone what was
+            folded: it holds no cycles, and walking over the reports of a large study again and again stops every
+            thread for a second.
     """
 
-    def __init__(self, store: str | Path) -> None:
+    def __init__(self, store: str | Path, *, alone: bool = False) -> None:
         self._target = store
+        self._alone = alone
+        self._thawed = 0  # events folded since the last gc.freeze
         self._wake = threading.Condition()
         self._studies: dict[int, StudyEntry] = {}
         self._watched: dict[int, _Watched] = {}
         self._jobs: dict[str, Any] = {}
+        self._chunks: dict[tuple[str, Any, int], list[Any]] = {}  # of recurring jobs: they never change
         self._problem = ""
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -187,7 +196,7 @@ class Feed:
 
     def _list(self, store: Store) -> None:
         studies = {entry.id: entry for entry in store.studies()}
-        jobs = {key[len(RECURRING) :]: store.get(key) for key in store.keys(RECURRING)}
+        jobs = all_whole(store, RECURRING, self._chunks)
         with self._wake:
             if studies != self._studies or jobs != self._jobs:
                 self._studies, self._jobs = studies, jobs
@@ -231,6 +240,10 @@ class Feed:
                     f"Record {watched.folded.events} says something that can't be: {error!r}. "
                     "What is shown is everything before it."
                 )
+        self._thawed += len(events)
+        if self._alone and self._thawed >= _FREEZE:
+            self._thawed = 0
+            gc.freeze()
         with self._wake:
             self._changed()
 

@@ -10,6 +10,7 @@ from penstock.goal import Goal
 from penstock.report.views import Folded
 from penstock.report.views._recurring import PREFIX
 from penstock.store import open_store
+from penstock.store._chunks import all_whole
 
 
 def fold_journal(store: str | Path, name: str | None = None) -> tuple[Folded, dict[str, Any]]:
@@ -23,6 +24,6 @@ def fold_journal(store: str | Path, name: str | None = None) -> tuple[Folded, di
                 folded.apply(event)
         except StoreCorrupt as error:
             folded.problem = str(error)
-        return folded, {key[len(PREFIX) :]: opened.get(key) for key in opened.keys(PREFIX)}
+        return folded, all_whole(opened, PREFIX)
     finally:
         opened.close()

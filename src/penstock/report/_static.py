@@ -104,8 +104,13 @@ def figures(folded: Folded, jobs: Mapping[str, Any]) -> list[tuple[str, str, Fig
         )
     found.append(("Limits", "Dashed: the limits.", views.limits_figure(views.limits(folded))))
     for name, value in jobs.items():
-        costs, beliefs = views.recurring_figures(views.recurring(name, value or {}))
-        found += [(f"Recurring job {name}", "Cost of each run.", costs), (f"Beliefs of {name}", "", beliefs)]
+        told = views.recurring(name, value or {})
+        costs, beliefs = views.recurring_figures(told)
+        how = f"Cost of each run with eta {told['eta']:g}" + (
+            f", policy {told['policy']}." if told["policy"] else "."
+        )
+        runs = "Mean cost of each batch size, from the runs that reached the target."
+        found += [(f"Recurring job {name}", how, costs), (f"Beliefs of {name}", runs, beliefs)]
     return [each for each in found if each[2]["data"]]
 
 
@@ -157,12 +162,15 @@ def report_html(folded: Folded, jobs: Mapping[str, Any]) -> str:
             f"<h2>{said(title)}</h2><img alt='{said(title, quote=True)}' src='data:image/png;base64,{picture}'>"
             f"<p>{said(caption)}</p>"
         )
-    columns, rows = _best_rows(folded)
-    head = "".join(f"<th>{said(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{said(number(value))}</td>" for value in row) + "</tr>" for row in rows
-    )
-    parts.append(f"<h2>Best trials</h2><div class=wide><table><tr>{head}</tr>{body}</table></div>")
+    tables = [("Best trials", *_best_rows(folded)), ("Failures", *_failures(folded)), ("Log", *_log(folded))]
+    for title, columns, rows in tables:
+        if not rows:
+            continue
+        head = "".join(f"<th>{said(name)}</th>" for name in columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{said(number(value))}</td>" for value in row) + "</tr>" for row in rows
+        )
+        parts.append(f"<h2>{title}</h2><div class=wide><table><tr>{head}</tr>{body}</table></div>")
     return _PAGE.format(title=said(folded.name), body="\n".join(parts))
 
 
@@ -224,7 +232,7 @@ def _picture(shown: list[tuple[str, Figure]], width: float, head: str = "") -> b
     plt = pyplot()
     columns = 1 if len(shown) == 1 else 2
     rows = max(1, math.ceil(len(shown) / columns))
-    top = 0.3 + 0.2 * (head.count("\n") + 1) if head else 0.0
+    top = 0.2 + 0.18 * (head.count("\n") + 1) if head else 0.0
     height = rows * (4.0 if columns == 1 else 3.8) + top
     drawn = plt.figure(figsize=(width, height), layout="constrained")
     try:
@@ -260,6 +268,30 @@ def _best_rows(folded: Folded) -> tuple[list[str], list[list[Any]]]:
             return page["columns"], page["rows"]
     page = views.table(folded, options)
     return page["columns"], page["rows"]
+
+
+def _failures(folded: Folded) -> tuple[list[str], list[list[Any]]]:
+    """Why trials failed, the commonest reason first."""
+    errors = views.overview(folded)["errors"]
+    return ["trials", "such as", "reason"], [
+        [each["count"], each["trial"], _cut(each["reason"])] for each in errors
+    ]
+
+
+def _log(folded: Folded) -> tuple[list[str], list[list[Any]]]:
+    """The latest events but reports, of which there are too many."""
+    kinds = ",".join(kind for kind in views.log(folded, Options(limit=1))["kinds"] if kind != "reported")
+    lines = views.log(folded, Options(filter=kinds, limit=_TOP))["lines"]
+    rows = [
+        [
+            f"+{duration(line['since_s'])}",
+            line["kind"].replace("_", " "),
+            "" if line["trial"] is None else line["trial"],
+            _cut(line["text"]),
+        ]
+        for line in lines
+    ]
+    return ["since the start", "event", "trial", "what"], rows
 
 
 def _cell(text: str) -> str:

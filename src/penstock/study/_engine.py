@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from penstock.core import (
     Checkpoint,
     Config,
+    Device,
     Dropped,
     Ended,
     Event,
@@ -28,7 +29,9 @@ from penstock.core import (
     Reported,
     Resize,
     Resized,
+    Running,
     Segment,
+    Share,
     Started,
     StudyState,
     Submitted,
@@ -41,6 +44,7 @@ from penstock.core import (
 )
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Budget, Goal
+from penstock.plan import Regroup
 from penstock.sample import Observation, Sampler
 from penstock.schedule import Outcome, Rules, Scheduler, StopRule
 from penstock.space import Space
@@ -72,6 +76,8 @@ class Setup:
             how many trials there are and how many segments there will be; None: as many as could start.
         foresight: For a planner that looks at what runs and at how long things take; None: for one that looks
             only at what is free, which costs the least.
+        regroup: For fused groups that can be split while they run: from the running groups, the idle devices, all
+            devices by id and the state, who is to go on where; None: they stay as they were launched.
     """
 
     space: Space
@@ -86,6 +92,20 @@ class Setup:
     width: float = 1.0
     foresight: Foresight | None = None
     ahead: Callable[[int, int, int, int, int | None], int] | None = None
+    regroup: (
+        Callable[[Sequence[Running], Sequence[Device], Mapping[str, Device], StudyState], Sequence[Regroup]]
+        | None
+    ) = None
+
+
+@dataclass(slots=True)
+class _Move:
+    """Trials that are on their way from their groups to a device, which is kept free for them."""
+
+    order: Regroup
+    coming: set[int]  # have not ended yet where they are
+    segments: dict[int, Segment] = field(default_factory=dict)
+    attempt: int = 0
 
 
 def derive_seed(seed: int, *path: object) -> int:
@@ -111,6 +131,12 @@ class Engine:
         self._ledger = None if setup.foresight is None else Ledger(setup.foresight)
         self._looked_at = 0  # how much was known when the queue was last looked at
         self._resizes: tuple[Resize, ...] = ()
+        self._groups: dict[tuple[int, ...], tuple[Share, ...]] = {}  # fused ones, as they were launched
+        self._member_of: dict[int, tuple[int, ...]] = {}  # a trial's latest
+        self._moves: list[_Move] = []
+        self._fates: dict[int, str] = {}  # of trials that were to end while they moved
+        self._kinds: dict[str, Device] = {}
+        self._idle = False  # a device was, when groups were last looked at
         setup.sampler.start(
             setup.space, objectives=len(setup.goal.objectives), seed=derive_seed(setup.seed, "sampler")
         )
@@ -136,7 +162,9 @@ class Engine:
     # --- events in -------------------------------------------------------------------------------------------
 
     def annotate(self, event: Event) -> Event:
-        """Decide what only the engine can: whether a failure is retried."""
+        """Decide what only the engine can: whether a failure is retried, and a trial that moves was to end instead."""
+        if isinstance(event, Ended) and event.kept and event.trial in self._fates:
+            return replace(event, status=TrialStatus.STOPPED, reason=self._fates[event.trial], kept=False)
         if isinstance(event, Ended) and event.status is TrialStatus.FAILED and not event.kept:
             allowed = LOST_RETRIES if event.lost else self.setup.retries
             record = self.state.trials[event.trial]
@@ -159,6 +187,9 @@ class Engine:
                 self.setup.scheduler.heard(event)
             case Started():
                 self.running[event.trial] = self.state.trials[event.trial].segment
+                self._member_of[event.trial] = event.fused
+                if event.fused:
+                    self._groups[event.fused] = event.shares
             case Ended():
                 self._ended(event)
             case Dropped():
@@ -186,10 +217,13 @@ class Engine:
 
     def _ended(self, event: Ended) -> None:
         segment = self.running.pop(event.trial, None)
+        self._member_of.pop(event.trial, None)
         self._stopping.discard(event.trial)
         record = self.state.trials[event.trial]
+        if self._moves:
+            self._arrived(event, segment or record.segment, record.attempts)
         if event.kept:
-            return  # unfinished: it is queued again at the next resume
+            return  # unfinished: it goes on elsewhere, or is queued again at the next resume
         if event.retry:
             again = self._placement(segment or record.segment, event.time_s, record.attempts)
             self.queue.appendleft(again)
@@ -218,6 +252,17 @@ class Engine:
         for trial in scheduler.drops():
             self._drops[trial] = scheduler.why(trial)
 
+    def _arrived(self, event: Ended, segment: Segment, attempt: int) -> None:
+        """A trial that was to move has left its group, by moving or otherwise."""
+        for move in self._moves:
+            if event.trial in move.coming:
+                move.coming.discard(event.trial)
+                self._fates.pop(event.trial, None)
+                if event.kept:
+                    move.segments[event.trial] = segment
+                    move.attempt = max(move.attempt, attempt)
+        self._moves = [move for move in self._moves if move.coming or move.segments]
+
     # --- decisions out ---------------------------------------------------------------------------------------
 
     def take_stops(self, time_s: float) -> list[tuple[int, str]]:
@@ -232,6 +277,12 @@ class Engine:
                     stops.append((trial, reason))
             elif not self.state.trials[trial].status.is_end:
                 self._drops[trial] = reason
+        if self._moves:
+            moving = {trial for move in self._moves for trial in move.coming}
+            self._fates.update({trial: reason for trial, reason in stops if trial in moving})
+            for move in self._moves:
+                move.segments = {t: s for t, s in move.segments.items() if t not in self._drops}
+            self._moves = [move for move in self._moves if move.coming or move.segments]
         if self._drops and self.queue:
             waiting = [p for p in self.queue if not any(s.trial.id in self._drops for s in p.segments)]
             self.queue = deque(waiting)
@@ -248,6 +299,7 @@ class Engine:
 
     def submit(self, free: Sequence[Free], time_s: float) -> list[Event]:
         """Ask the scheduler for what could start now; the groups as events, already applied."""
+        free = self._unkept(free)
         ledger = self._ledger
         if ledger is None:
             want = self._room(free) - len(self.queue)
@@ -275,8 +327,10 @@ class Engine:
         """What to launch now; it leaves the queue."""
         if self._ledger is not None:
             return self._plan_ahead(self._ledger, free, time_s)
+        moved = self._moved() if self._moves else ()
+        free = self._unkept(free)
         if not self.queue or not free:
-            return ()
+            return moved
         more = 1 if self.setup.ahead is None else 0  # one more than fills the groups would make them uneven
         waiting = tuple(islice(self.queue, self._room(free) + more))
         plan = Plan(waiting, tuple(free))
@@ -288,7 +342,57 @@ class Engine:
         for placement in plan.placed:
             for segment in placement.segments:
                 self.running[segment.trial.id] = segment
-        return plan.placed
+        return (*moved, *plan.placed)
+
+    def _unkept(self, free: Sequence[Free]) -> Sequence[Free]:
+        """What is free and not kept for trials that are on their way to it."""
+        if self.setup.regroup is not None:
+            self._kinds.update({item.device.id: item.device for item in free})
+        if not self._moves:
+            return free
+        kept = {move.order.device for move in self._moves}
+        return [item for item in free if item.device.id not in kept]
+
+    def _moved(self) -> tuple[Placement, ...]:
+        """Trials that have all left their groups, as they go on."""
+        there = [move for move in self._moves if not move.coming]
+        self._moves = [move for move in self._moves if move.coming]
+        placements = []
+        for move in there:
+            segments = tuple(move.segments[trial] for trial in move.order.members if trial in move.segments)
+            placements.append(Placement(segments, (Share(move.order.device),), attempt=move.attempt))
+            for segment in segments:
+                self.running[segment.trial.id] = segment
+        return tuple(placements)
+
+    def take_regroups(self, free: Sequence[Free]) -> tuple[Regroup, ...]:
+        """Who is to leave their fused groups for an idle device at the end of the epoch; each is told once.
+
+        Asked when all that could start has: a device that is still free would stay idle.
+        """
+        regroup = self.setup.regroup
+        if regroup is None or self._ledger is not None or not self._groups:
+            self._idle = False
+            return ()
+        idle = [item.device for item in self._unkept(free) if item.fraction >= 1.0]
+        groups = self._fused()
+        self._idle = bool(idle and groups)
+        if not self._idle or self.queue or self._moves:
+            return ()
+        orders = tuple(regroup(groups, idle, self._kinds, self.state))
+        self._moves = [_Move(order, set(order.members)) for order in orders]
+        return orders
+
+    def _fused(self) -> list[Running]:
+        """The fused groups that run, without members that have left."""
+        found: list[Running] = []
+        for members, shares in list(self._groups.items()):
+            live = [t for t in members if t in self.running and self._member_of.get(t) == members]
+            if len(live) < 2:
+                del self._groups[members]
+                continue
+            found.append(Running(Placement(tuple(self.running[t] for t in live), shares)))
+        return found
 
     def _plan_ahead(self, ledger: Ledger, free: Sequence[Free], time_s: float) -> tuple[Placement, ...]:
         """The same for a planner that also looks at what runs and at how long everything takes."""
@@ -331,7 +435,9 @@ class Engine:
     @property
     def restless(self) -> bool:
         """Whether something was learned that makes another plan worth while, although nothing has ended."""
-        return self._ledger is not None and self._ledger.news
+        if self._ledger is None:
+            return self._idle
+        return self._ledger.news
 
     def _ranks(self, trials: Sequence[int]) -> dict[int, int]:
         """How trials do, compared with each other: 0 is the best; those without a report are left out."""
@@ -340,9 +446,14 @@ class Engine:
         return {scored[index][0]: place for place, index in enumerate(order)}
 
     @property
+    def moving(self) -> bool:
+        """Whether trials are on their way from one group to another."""
+        return bool(self._moves)
+
+    @property
     def done(self) -> bool:
         """Whether nothing runs, nothing waits and nothing more will come."""
-        return not self.queue and not self.running and self.setup.scheduler.done
+        return not (self.queue or self.running or self._moves) and self.setup.scheduler.done
 
     @property
     def finished(self) -> bool:
@@ -356,13 +467,13 @@ class Engine:
 
     def _room(self, free: Sequence[Free]) -> int:
         """How many segments to have waiting: as many as could start, or as many as fill their fused groups."""
-        units, ahead = self._units(free), self.setup.ahead
+        units, ahead = self.units(free), self.setup.ahead
         if ahead is None or not units:
             return units
         expected = self.setup.scheduler.expected or self.setup.budget.trials
         return ahead(units, len(self.queue), len(self.running), self._next_trial, expected)
 
-    def _units(self, free: Sequence[Free]) -> int:
+    def units(self, free: Sequence[Free]) -> int:
         """How many segments could start (or be queued behind others) on what is free."""
         whole, fractions, backlog = 0, 0, 0
         width = self.setup.width
@@ -427,6 +538,8 @@ class Engine:
             else:
                 self.apply(event)
         self._stops.clear()
+        self._groups.clear()
+        self._member_of.clear()
         self.running.clear()
         self.queue.clear()
         if self._ledger is not None:
@@ -458,6 +571,7 @@ class Engine:
     def pins(self) -> set[Checkpoint]:
         """Checkpoints that a waiting or running segment is yet to copy."""
         segments = [s for p in self.queue for s in p.segments] + list(self.running.values())
+        segments += [s for move in self._moves for s in move.segments.values()]
         return {segment.copy_from for segment in segments if segment.copy_from is not None}
 
     # --- results ---------------------------------------------------------------------------------------------
@@ -468,7 +582,7 @@ class Engine:
 
     def check_finished(self) -> None:
         """Raise if the study can neither go on nor is done: a defect in a scheduler, never the user's fault."""
-        if not self.queue and not self.running and not self.setup.scheduler.done:
+        if not (self.queue or self.running or self._moves) and not self.setup.scheduler.done:
             raise PenstockError(
                 f"{type(self.setup.scheduler).__name__} waits for results although nothing is running. This is a "
                 "defect in Penstock; please report it with the journal."

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, final
 
-from penstock.core import Ended, Noted, Placement, PlanPass, Segment
+from penstock.core import Device, Ended, Noted, Placement, PlanPass, Running, Segment, StudyState
 from penstock.core.errors import InvalidInput
 from penstock.execute import Executor, Local
 from penstock.execute._simulated import Simulated
-from penstock.plan import FusionChoice, apart, fusion, must_agree
-from penstock.train import Task
+from penstock.plan import FusedGroup, FusionChoice, Regroup, apart, fusion, must_agree, splits
+from penstock.train import Command, Task
 
 Fuse: TypeAlias = bool | int | str
 """``"auto"``, True, False, or the number of members."""
@@ -23,6 +23,9 @@ TOPIC = "fusion"
 
 UNMEASURED = 16
 """Members of a kind's first groups, whose workers measure what is best."""
+
+SPLIT_S = 1.0
+"""What splitting a running group costs: a worker made ready, states written and read, a step recorded anew."""
 
 _TRIES = 3  # of measuring a kind whose first configurations fail
 _LEARNER_PART = 5  # a sampler that learns is asked for a fifth of a study at a time
@@ -51,8 +54,10 @@ def check_fuse(
     if not isinstance(executor, Local) and not (number and isinstance(executor, Simulated)):
         reason = f"{type(executor).__name__} has no workers that measure fusion"
         reason += "; give the number of members" if isinstance(executor, Simulated) else ""
-    elif isinstance(executor, Local) and not isinstance(work, Task):
-        reason = "only a pk.Task can be fused: a training function has a loop of its own"
+    elif isinstance(executor, Local) and isinstance(work, Command):
+        reason = "a command is a process of its own"
+    elif isinstance(executor, Local) and not isinstance(work, Task) and not number:
+        reason = "a training function is fused by number only (fuse=8), where it calls run.prepare()"
     elif isinstance(work, Task) and work.checkpoint_steps is not None:
         reason = "checkpoint_steps: a fused epoch is saved at its end only"
     elif float(getattr(executor, "slots_per_trial", 1)) != 1:
@@ -173,6 +178,42 @@ class Fuser:
             }
         return {"fusion": facts}
 
+    def regroup(
+        self,
+        running: Sequence[Running],
+        idle: Sequence[Device],
+        devices: Mapping[str, Device],
+        state: StudyState,
+    ) -> Sequence[Regroup]:
+        """Which members of running groups go on on devices that have nothing to do (Hydro 5.3).
+
+        Only groups that advance together are split: each member has reported, none is ahead.
+        """
+        groups = []
+        for each in running:
+            segments, shares = each.placement.segments, each.placement.shares
+            records = [state.trials[segment.trial.id] for segment in segments]
+            if len(shares) != 1 or shares[0].device not in devices or self._task is None:
+                continue
+            done = [record.epoch for record in records]
+            begun = all(r.epoch > s.start and r.reports for r, s in zip(records, segments, strict=True))
+            times_s = [record.reports[-1].train_s for record in records if record.reports]
+            found = self.key(segments[0])
+            if not begun or max(done) > min(done) + 1 or found is None or None in times_s:
+                continue
+            ends = [self._task.epochs if segment.until is None else segment.until for segment in segments]
+            groups.append(
+                FusedGroup(
+                    tuple(segment.trial.id for segment in segments),
+                    tuple(max(0, end - epoch - 1) for end, epoch in zip(ends, done, strict=True)),
+                    sum(time_s for time_s in times_s if time_s is not None),
+                    devices[shares[0].device],
+                    _kind(found),
+                    self._choices.get(_kind(found)),
+                )
+            )
+        return splits(groups, idle, cost_s=SPLIT_S)
+
     # -- learning ---------------------------------------------------------------------------------------
 
     def learn(self, note: Noted) -> None:
@@ -193,7 +234,9 @@ class Fuser:
 
     def lost(self, ended: Ended, time_s: float) -> Noted | None:
         """A worker died: the group it trained, if it was one, was too large for it; the next is half as large."""
-        kind, members = self._groups.pop(ended.trial, ("", ()))
+        kind, launched = self._groups.pop(ended.trial, ("", ()))
+        # Without those that have ended, or left for another group.
+        members = [m for m in launched if m == ended.trial or self._groups.get(m, ("", ()))[1] == launched]
         if not ended.lost or len(members) < 2:
             return None
         for member in members:

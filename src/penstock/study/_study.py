@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.core import (
     Ended,
     Event,
+    Free,
     Measurement,
     Noted,
     Placement,
@@ -29,7 +30,6 @@ from penstock.core import (
     StudyState,
     Submitted,
     TrialRecord,
-    TrialStatus,
     VirtualClock,
     total,
 )
@@ -45,6 +45,7 @@ from penstock.sample import TPE, Gate, Grid, Limited, Sampler, WarmStart
 from penstock.schedule import Full, Scheduler, StopRule
 from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
+from penstock.study._allowance import Allowance, allowed_j
 from penstock.study._bounds import check_bounds, find_predictors, gate_of, limited, violation_notes
 from penstock.study._engine import Engine, Setup, derive_seed
 from penstock.study._files import CheckpointKeeper, folder_of
@@ -122,7 +123,8 @@ class Study:
         confidence: How likely each limit must be kept, by the predictors' own doubt; 0.5: by the prediction itself.
         fuse: Train many trials of a ``Task`` as one (Hydro): ``"auto"``: on ``Local`` workers, at the count that is
             measured to be fastest, and only where fused and unfused agree; True: the same, but an error where this
-            study can't; a number: groups of so many; False: never. What was chosen and why is in the journal.
+            study can't; a number: groups of so many; False: never. What was chosen and why is in the journal. A
+            training function is fused by number, where it calls ``run.prepare``.
         surrogate: ``pk.Shrink(8)``: tune a narrow twin of a ``Task``'s model, an eighth as wide, and train the model
             itself with the best of what was found (Hydro). What the space says does not transfer is held meanwhile
             and tuned on the model in a small second stage. With ``Budget(time_s=...)`` the trained model is there
@@ -457,6 +459,9 @@ class Study:
             width=width,
             foresight=foresight,
             ahead=None if self._fuser is None else self._fuser.ahead,
+            regroup=None
+            if self._fuser is None or not isinstance(self.executor, Local)
+            else self._fuser.regroup,
         )
         return Engine(setup)
 
@@ -771,6 +776,10 @@ class _Session:
         self._hungry = True
         self._desk = desk
         self._unmetered = False  # said that an energy budget can't be kept
+        self._allowance: Allowance | None = None
+        if study.budget.needs_energy and not study.budget.finish:
+            limit_j = allowed_j(study.budget, study._grid, study.price_per_kwh)
+            self._allowance = Allowance(limit_j, engine.state)
 
     def run(self, notes: Iterable[Noted] = ()) -> None:
         """Open the session, loop, close it."""
@@ -801,13 +810,18 @@ class _Session:
                 self._check_leave()
             if self._leave is None and self._hungry:
                 self._feed()
+            elif engine.moving and self._finishing:
+                executor.launch([self._launch(placement) for placement in engine.plan(())])
             self._write()
-            if self._leave is not None and not engine.running:
+            if self._leave is not None and not engine.running and not (engine.moving and self._finishing):
                 return self._leave
             if engine.done:
                 return "finished", ""
             if not engine.running:
+                if self._allowance is not None and self._allowance.told:
+                    return "budget", self._nearly_used_up  # the scheduler waits for who was stopped
                 engine.check_finished()
+            self._rein()
             events = executor.poll(self._timeout_s())
             # Only an end makes room; devices that joined are noticed when nothing else happens.
             self._hungry = not events
@@ -818,10 +832,22 @@ class _Session:
             self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
     def _feed(self) -> None:
-        """Ask for groups, journal them, launch what fits."""
+        """Ask for groups, journal them, launch what fits, and what the allowance of energy allows."""
+        allowance, engine = self._allowance, self._engine
+        if allowance is None or engine.foresees or engine.setup.ahead is not None:
+            self._feed_on(self._executor.free())
+            return
+        more = True
+        while more:
+            free = self._executor.free()
+            width, running = engine.setup.width, len(engine.running)
+            allowed, more = allowance.within(free, engine.running, engine.units(free), width)
+            self._feed_on(allowed)
+            more = more and len(engine.running) > running
+
+    def _feed_on(self, free: Sequence[Free]) -> None:
         engine = self._engine
         now_s = self._now()
-        free = self._executor.free()
         if not free and not engine.foresees:
             return
         for event in engine.submit(free, now_s):
@@ -836,6 +862,14 @@ class _Session:
             self._executor.launch([self._launch(placement) for placement in placements])
         for resize in engine.take_resizes():
             self._executor.resize(resize.placement.segments[0].trial.id, resize.shares)
+        for order in engine.take_regroups(self._executor.free()):
+            self._take(Noted(now_s, "split", {"trials": list(order.members), "device": order.device}))
+            self._executor.stop(order.members, reason=f"goes on on {order.device}", keep=True)
+
+    @property
+    def _finishing(self) -> bool:
+        """Whether what runs goes on to its end although the budget is used up."""
+        return self._leave is not None and self._leave[0] == "budget" and self._study.budget.finish
 
     def _foretell(self, event: Submitted) -> None:
         """Keep what is predicted of new trials, for the map of limits."""
@@ -881,6 +915,12 @@ class _Session:
             self._keeper.on(event, self._engine.state, self._engine.pins)
         elif isinstance(event, Reported) and event.energy is None and self._study.budget.needs_energy:
             self._say_unmetered(event)
+        if self._allowance is not None:
+            if isinstance(event, Reported):
+                self._allowance.heard(event)
+                self._hungry = True  # it is known better now what there is room for
+            elif isinstance(event, Ended):
+                self._allowance.ended(event)
         if self._desk is not None and isinstance(event, Reported | Ended):
             self._read_desk()
 
@@ -988,10 +1028,21 @@ class _Session:
         ahead = []
         for trial in self._engine.running:
             record = state.trials[trial]
-            if record.status is TrialStatus.RUNNING:
-                drawn = record.reports[-1].energy if record.reports else None
-                ahead.append(usual if drawn is None else drawn)
+            drawn = record.reports[-1].energy if record.reports else None
+            ahead.append(usual if drawn is None else drawn)
         return total(ahead)
+
+    def _rein(self) -> None:
+        """Stop trials whose next epoch would be one too many for a budget of energy, which others use up."""
+        if self._allowance is not None and self._leave is None:
+            stops = self._allowance.stops(self._engine.running, waiting=self._virtual)
+            if stops:
+                self._executor.stop(stops, reason=self._nearly_used_up, keep=True)
+
+    @property
+    def _nearly_used_up(self) -> str:
+        budget, spent = self._study.budget, self._spent()
+        return budget.used_up(spent) or "what is left of the energy budget is for the epochs that run"
 
     def _check_leave(self) -> None:
         """Begin to drain if a signal came or the budget is used up."""

@@ -7,20 +7,34 @@ import io
 import json
 import os
 import pickle
+import queue
 import struct
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, cast, final
 
-Report: TypeAlias = tuple[int, dict[str, float], float | None, tuple[float, str, int, float] | None]
+Plain: TypeAlias = tuple[float, str, int, float]
+"""A ``Measurement.plain``: value, unit, source and uncertainty."""
+
+Report: TypeAlias = tuple[int, dict[str, float], float | None, Plain | None]
 """Epoch (counted from 1), metrics, seconds and energy (value, unit, source, uncertainty) of one report."""
 
 _MAGIC = b"PNSTCKP1"
 _FOOTER = struct.Struct("<QQII8s")  # lengths and CRCs of state and facts, magic
 _CHUNK_BYTES = 1 << 20
+_MEMORY_BYTES = 1 << 20
+_WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+_UNHURRIED_S = (
+    0.002  # states that follow each other faster are written at once: handing them over takes its time too
+)
+_pace_s: float | None = (
+    None  # in this process: how long the last segment took to its state; None: it saved none
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,10 @@ class Checkpoints(Protocol):
 
     def discard(self) -> None:
         """Drop what is staged."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for what is still being written; raises what went wrong."""
         ...
 
 
@@ -107,13 +125,20 @@ def load(file: IO[bytes], form: str, device: str) -> Any:
 
 
 @final
-class _Tally(io.RawIOBase):
-    """Counts and checksums what is written through it; can go back to where it began."""
+class _Staged(io.RawIOBase):
+    """A serialised state, counted and checksummed: in memory while it is small, from then on in a file.
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    Args:
+        spill: Opens the file.
+    """
+
+    def __init__(self, spill: Callable[[], IO[bytes]]) -> None:
+        self._spill = spill
+        self.memory = bytearray()
+        self.file: IO[bytes] | None = None
         self.length = 0
         self.crc = 0
+        self.form = ""
         self.error: OSError | None = None
 
     def writable(self) -> bool:
@@ -121,13 +146,20 @@ class _Tally(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        self.length += len(view)
+        self.crc = zlib.crc32(view, self.crc)
+        if self.file is None and self.length <= _MEMORY_BYTES:
+            self.memory += view
+            return len(view)
         try:
-            self._file.write(view)
+            if self.file is None:
+                self.file = self._spill()
+                self.file.write(self.memory)
+                self.memory = bytearray()
+            self.file.write(view)
         except OSError as error:
             self.error = error  # torch would tell of it in other words
             raise
-        self.length += len(view)
-        self.crc = zlib.crc32(view, self.crc)
         return len(view)
 
     def tell(self) -> int:
@@ -136,12 +168,70 @@ class _Tally(io.RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         if offset != 0 or whence != 0:
             raise io.UnsupportedOperation("seek")
-        self._file.seek(0)
+        if self.file is not None:
+            self.file.seek(0)
+        self.memory = bytearray()
         self.length = self.crc = 0
         return 0
 
     def truncate(self, size: int | None = None) -> int:
-        return self._file.truncate()
+        return self.length if self.file is None else self.file.truncate()
+
+
+@final
+class _Job:
+    """File work that another thread does while a training goes on."""
+
+    __slots__ = ("_call", "_done", "_error")
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self._call()
+        except BaseException as error:  # whoever waits for it gets it
+            self._error = error
+        finally:
+            self._done.release()
+
+    def wait(self) -> None:
+        """Until it is done; raises what went wrong."""
+        with self._done:
+            if self._error is not None:
+                raise self._error
+
+
+_jobs: queue.SimpleQueue[_Job] | None = None
+
+
+def _soon(call: Callable[[], None]) -> _Job:
+    """Have it done by the process's thread for file work; in the order of asking."""
+    global _jobs
+    if _jobs is None:
+        _jobs = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(_jobs,), name="penstock-files", daemon=True).start()
+    job = _Job(call)
+    _jobs.put(job)
+    return job
+
+
+def _work(jobs: queue.SimpleQueue[_Job]) -> None:
+    while True:
+        jobs.get().run()
+
+
+def _forget() -> None:
+    """In a forked child there is no such thread."""
+    global _jobs
+    _jobs = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @final
@@ -185,44 +275,54 @@ class _Facts:
     lineage: int
     study: str
     reports: tuple[Report, ...]
+    state: bytes | None = None  # of a small one
 
 
-def _read(path: Path) -> _Facts | None:
+def _read(path: str | Path) -> _Facts | None:
     """The facts of a complete file; None if it is missing, cut short or damaged."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             if size < _FOOTER.size:
                 return None
-            file.seek(size - _FOOTER.size)
-            length, more, crc, crc_more, magic = _FOOTER.unpack(file.read(_FOOTER.size))
+            whole = file.read(size) if size <= _MEMORY_BYTES else None
+            if whole is None:
+                file.seek(size - _FOOTER.size)
+            footer = file.read(_FOOTER.size) if whole is None else whole[-_FOOTER.size :]
+            length, more, crc, crc_more, magic = _FOOTER.unpack(footer)
             if magic != _MAGIC or length + more + _FOOTER.size != size:
                 return None
-            file.seek(length)
-            facts = file.read(more)
+            if whole is None:
+                file.seek(length)
+            facts = file.read(more) if whole is None else whole[length : length + more]
             if zlib.crc32(facts) != crc_more:
                 return None
-            file.seek(0)
-            left, seen = length, 0
-            while left:
-                chunk = file.read(min(left, _CHUNK_BYTES))
-                if not chunk:
-                    return None
-                seen = zlib.crc32(chunk, seen)
-                left -= len(chunk)
+            if whole is None:
+                file.seek(0)
+                left, seen = length, 0
+                while left:
+                    chunk = file.read(min(left, _CHUNK_BYTES))
+                    if not chunk:
+                        return None
+                    seen = zlib.crc32(chunk, seen)
+                    left -= len(chunk)
+            else:
+                seen = zlib.crc32(memoryview(whole)[:length])
             if seen != crc:
                 return None
-    except OSError:
+    except (OSError, struct.error):
         return None
-    return _Facts(length, *pickle.loads(facts))
+    epoch, form, line, study, reports = pickle.loads(facts)
+    return _Facts(length, epoch, form, line, study, reports, None if whole is None else whole[:length])
 
 
 @final
 class FileCheckpoints:
     """The checkpoints of one segment in the study's files: ``checkpoints/<trial>/<epoch>.ckpt``.
 
-    A file is written beside its place and renamed, so a killed worker leaves the old one or the new one. There
-    is no fsync: a file that a power cut damages is recognised by its checksum, and the next older one serves.
+    A file is written beside its place and renamed, so a killed worker leaves the old one or the new one. A small
+    state is serialised into memory and can be written by another thread while the training goes on. There is
+    no fsync: a file that a power cut damages is recognised by its checksum, and the next older one serves.
     Within a segment the newest two are kept; those that segments ended or started with stay, for promotions
     and copies.
     """
@@ -240,7 +340,7 @@ class FileCheckpoints:
         named: str | None = None,
         study: str = "",
     ) -> None:
-        self._files = files
+        self._files = str(files)
         self._folder = f"checkpoints/{trial}"
         self._seed = seed
         self._config = config
@@ -249,36 +349,54 @@ class FileCheckpoints:
         self._copy_from = copy_from
         self._named = named
         self._study = study
-        self._staged: tuple[Path, IO[bytes], _Tally, str] | None = None
-        self._mine: list[Path] = []
-        self._spare: Path | None = None  # an old one to write over: a new file costs far more than its bytes
+        self._scratch = (
+            ""  # the path of an unfinished file, or of an old one to write over; empty: there is none
+        )
+        self._staged: _Staged | None = None
+        self._mine: list[str] = []
+        self._ahead: int | None = (
+            None  # the scratch file, open to be written: opening costs more than the bytes
+        )
+        self._made = False  # its folder, for it alone
+        self._job: _Job | None = None  # what the other thread does for us
         self._lineage: int | None = None
+        self._since_s = time.monotonic()
+        self._staging_s: float | None = None  # from there to the latest state
 
     def _line(self) -> int:
         if self._lineage is None:
             self._lineage = lineage(self._seed, self._config, self._copy_from)
         return self._lineage
 
-    def _list(self, folder: str) -> list[tuple[int, Path]]:
+    def _list(self, folder: str, *, sweep: bool = False) -> list[tuple[int, str]]:
         """Finished files of a trial, newest first."""
+        where = f"{self._files}/{folder}"
         try:
-            names = os.listdir(self._files / folder)
+            names = os.listdir(where)
         except OSError:
             return []
-        stems = [name[:-5] for name in names if name.endswith(".ckpt")]
-        epochs = sorted((int(stem) for stem in stems if stem.isdigit()), reverse=True)
-        return [(epoch, self._files / folder / f"{epoch}.ckpt") for epoch in epochs]
+        epochs = []
+        for name in names:
+            if name.endswith(".ckpt"):
+                if name[:-5].isdigit():
+                    epochs.append(int(name[:-5]))
+            elif sweep and name.startswith(".") and name.endswith(".tmp"):
+                with contextlib.suppress(
+                    OSError
+                ):  # half-written, by a killed worker: a trial runs in one at a time
+                    os.unlink(f"{where}/{name}")
+        return [(epoch, f"{where}/{epoch}.ckpt") for epoch in sorted(epochs, reverse=True)]
 
-    def _candidates(self) -> list[tuple[Path, bool]]:
+    def _candidates(self) -> list[tuple[str, bool]]:
         """Where to look, best first, and whether the file must be of the present segment's lineage."""
-        own = self._list(self._folder)
+        own = self._list(self._folder, sweep=True)
         inside = [
             (path, True)
             for epoch, path in own
             if epoch > self._start and (self._until is None or epoch <= self._until)
         ]
-        before: list[tuple[Path, bool]] = []
-        named = None if self._named is None else self._files / self._named
+        before: list[tuple[str, bool]] = []
+        named = None if self._named is None else f"{self._files}/{self._named}"
         if named is not None and all(path != named for path, _ in inside):  # those are checked more strictly
             before.append((named, False))
         if self._copy_from is None:
@@ -290,7 +408,6 @@ class FileCheckpoints:
 
     def find(self) -> Found | None:
         """The newest complete checkpoint the segment may go on from."""
-        self._sweep()
         for path, strict in self._candidates():
             facts = _read(path)
             if facts is None or facts.study != self._study:
@@ -305,88 +422,168 @@ class FileCheckpoints:
             return Found(facts.epoch, reports, _loader(path, facts))
         return None
 
-    def _sweep(self) -> None:
-        """Remove what a killed worker left half-written. A trial runs in one worker at a time."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._files / self._folder):
-                if name.startswith(".") and name.endswith(".tmp"):
-                    os.unlink(self._files / self._folder / name)
+    def prepare(self) -> None:
+        """Have a file opened meanwhile, if the segments before this one saved at a pace that makes it worth while."""
+        if _pace_s is not None and _pace_s > _UNHURRIED_S:
+            self._job = _soon(self._open_ahead)
 
     def stage(self, state: Any) -> None:
-        """Serialise ``state`` into a file beside the checkpoints."""
+        """Serialise ``state``, into a file beside the checkpoints if it is large."""
         self._drop()
-        folder = self._files / self._folder
-        path = folder / f".{os.getpid()}.tmp"
-        self._spare = None
+        self._staging_s = time.monotonic() - self._since_s
+        staged = _Staged(self._spill)
         try:
-            file = _overwrite(path)
-        except FileNotFoundError:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = _overwrite(path)
-        tally = _Tally(file)
-        try:
-            form = dump(state, cast(IO[bytes], tally))
+            staged.form = dump(state, cast(IO[bytes], staged))
         except BaseException:
-            with contextlib.suppress(OSError):
-                file.close()
-            path.unlink(missing_ok=True)
-            if tally.error is not None:
-                raise tally.error from None
+            self._remove(staged)
+            if staged.error is not None:
+                raise staged.error from None
             raise
-        self._staged = (path, file, tally, form)
+        self._staged = staged
 
     def commit(self, epoch: int, reports: Sequence[Report]) -> str | None:
         """Complete the staged file and rename it into place."""
-        if self._staged is None:
+        staged = self._staged
+        if staged is None:
             return None
-        path, file, tally, form = self._staged
         self._staged = None
-        facts = pickle.dumps((epoch, form, self._line(), self._study, tuple(reports)), protocol=5)
+        facts = self._facts(staged, epoch, reports)
         try:
-            with file:
-                file.write(facts)
-                file.write(_FOOTER.pack(tally.length, len(facts), tally.crc, zlib.crc32(facts), _MAGIC))
-                file.truncate()  # it may lie over a longer one
-            place = f"{self._folder}/{epoch}.ckpt"
-            os.replace(path, self._files / place)
+            self.settle()
+            return self._write(staged, epoch, facts)
         except BaseException:
-            path.unlink(missing_ok=True)
+            self._remove(staged)
             raise
-        self._mine = [mine for mine in self._mine if mine != self._files / place]
-        self._mine.append(self._files / place)
+        finally:
+            self._since_s = time.monotonic()
+
+    def commit_later(self, epoch: int, reports: Sequence[Report], tell: Callable[[str], None]) -> bool:
+        """The same while the training goes on; ``tell`` is called, in another thread, when it is done.
+
+        Returns:
+            Whether it will be: a large state, and one of many in a short time, is for ``commit``.
+        """
+        staged = self._staged
+        if staged is None or staged.file is not None or (self._staging_s or 0.0) <= _UNHURRIED_S:
+            return False
+        self.settle()
+        self._staged = None
+        facts = self._facts(staged, epoch, reports)
+
+        def write() -> None:
+            tell(self._write(staged, epoch, facts))
+            self._open_ahead()
+
+        self._job = _soon(write)
+        self._since_s = time.monotonic()
+        return True
+
+    def settle(self) -> None:
+        """Wait for what is being written; raises what went wrong."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.wait()
+
+    def _facts(self, staged: _Staged, epoch: int, reports: Sequence[Report]) -> bytes:
+        facts = pickle.dumps((epoch, staged.form, self._line(), self._study, tuple(reports)), protocol=5)
+        return facts + _FOOTER.pack(staged.length, len(facts), staged.crc, zlib.crc32(facts), _MAGIC)
+
+    def _write(self, staged: _Staged, epoch: int, facts: bytes) -> str:
+        if staged.file is not None:
+            with staged.file as file:
+                file.write(facts)
+                file.truncate()  # it may lie over a longer one
+        else:
+            if self._ahead is None:
+                self._ahead = self._open()
+            fd, self._ahead = self._ahead, None
+            try:
+                left = memoryview(staged.memory + facts)
+                size = len(left)
+                while left:
+                    left = left[os.write(fd, left) :]
+                os.ftruncate(fd, size)
+            finally:
+                os.close(fd)
+        place = f"{self._folder}/{epoch}.ckpt"
+        path = f"{self._files}/{place}"
+        scratch, self._scratch, self._made = self._scratch, "", False
+        os.replace(scratch, path)
+        self._mine = [mine for mine in self._mine if mine != path]
+        self._mine.append(path)
         while len(self._mine) > 2:
             old = self._mine.pop(0)
             try:
-                os.replace(old, path)
-                self._spare = path
+                os.replace(old, scratch)  # to write over: a new file costs far more than its bytes
+                self._scratch = scratch
             except OSError:
-                old.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(old)
         return place
+
+    def _open(self) -> int:
+        """The scratch file, to be written from its start, without giving back first what it has on disk."""
+        folder = f"{self._files}/{self._folder}"
+        path = f"{folder}/.{os.getpid()}.tmp"
+        try:
+            fd = os.open(path, _WRITE, 0o666)
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)
+            self._made = True
+            fd = os.open(path, _WRITE, 0o666)
+        self._scratch = path
+        return fd
+
+    def _open_ahead(self) -> None:
+        if self._ahead is None:
+            with contextlib.suppress(OSError):  # whoever writes will be told
+                self._ahead = self._open()
+
+    def _spill(self) -> IO[bytes]:
+        self.settle()
+        fd, self._ahead = self._ahead, None
+        return os.fdopen(self._open() if fd is None else fd, "wb")
 
     def discard(self) -> None:
         """Drop what is staged, and what was kept to be written over."""
+        global _pace_s
+        _pace_s = self._staging_s
+        with contextlib.suppress(OSError):
+            self.settle()
         self._drop()
-        if self._spare is not None:
-            self._spare.unlink(missing_ok=True)
-            self._spare = None
+        if self._ahead is not None:
+            os.close(self._ahead)
+            self._ahead = None
+        self._unlink()
+        if self._made:
+            self._made = False
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{self._files}/{self._folder}")
 
     def _drop(self) -> None:
         if self._staged is not None:
-            path, file, _, _ = self._staged
-            self._staged = None
+            staged, self._staged = self._staged, None
+            self._remove(staged)
+
+    def _remove(self, staged: _Staged) -> None:
+        """Away with a file that is not complete."""
+        if staged.file is not None:
             with contextlib.suppress(OSError):
-                file.close()
-            path.unlink(missing_ok=True)
+                staged.file.close()
+            self._unlink()
+
+    def _unlink(self) -> None:
+        if self._scratch:
+            with contextlib.suppress(OSError):
+                os.unlink(self._scratch)
+            self._scratch = ""
 
 
-def _overwrite(path: Path) -> IO[bytes]:
-    """A file to write from its start, without giving back first what it has on disk."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666), "wb")
-
-
-def _loader(path: Path, facts: _Facts) -> Callable[[str], Any]:
+def _loader(path: str | Path, facts: _Facts) -> Callable[[str], Any]:
     def read(device: str) -> Any:
-        with _Window(path, facts.state_bytes) as window:
+        if facts.state is not None:
+            return load(io.BytesIO(facts.state), facts.form, device)
+        with _Window(Path(path), facts.state_bytes) as window:
             return load(io.BufferedReader(window), facts.form, device)
 
     return read
@@ -434,3 +631,6 @@ class MemoryCheckpoints:
     def discard(self) -> None:
         """Drop what is staged."""
         self._staged = None
+
+    def settle(self) -> None:
+        """Nothing is ever left to write."""

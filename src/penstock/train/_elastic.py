@@ -458,6 +458,9 @@ class ReadOnly:
     def discard(self) -> None:
         """There is nothing."""
 
+    def settle(self) -> None:
+        """There is nothing."""
+
 
 @final
 class CrewMeter:

@@ -663,7 +663,8 @@ class _Lane:
         if over:
             result["target_reached"] = 1.0  # told, for a segment may end with this very epoch
         over = over or (not self._bounded and trainer.epoch >= task.epochs)
-        if over or trainer.epoch % task.checkpoint_epochs == 0 or _is_last(run, trainer.epoch):
+        leaves = getattr(run, "should_stop", False)  # perhaps to go on elsewhere, from here
+        if over or leaves or trainer.epoch % task.checkpoint_epochs == 0 or _is_last(run, trainer.epoch):
             run.save(own_state(trainer))
         run.report(**result)
         return not over  # the worker closes the last epoch, as for any function that leaves its loop

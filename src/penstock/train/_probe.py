@@ -158,6 +158,9 @@ class _Nowhere:
     def commit(self, epoch: int, reports: Sequence[Report]) -> str | None:
         return None
 
+    def settle(self) -> None:
+        """Nothing is written."""
+
     def discard(self) -> None:
         pass
 

@@ -47,9 +47,10 @@ class Channel:
     driver and keeps the log short.
     """
 
-    def __init__(self, control: socket.socket, driver: int, lifeline: int) -> None:
+    def __init__(self, control: socket.socket, driver: int, lifeline: int, parent: int | None = None) -> None:
         self._control = control
         self._driver = driver
+        self._parent = driver if parent is None else parent  # the nursery, of a forked worker
         self._lifeline = lifeline
         self._lock = threading.Lock()
         self._out: list[tuple[Any, ...]] = []
@@ -152,7 +153,7 @@ class Channel:
                 poll.register(pidfd, select.POLLIN)
                 lifelines.add(pidfd)
         log_s = 0.0
-        while os.getppid() == self._driver:
+        while os.getppid() == self._parent:
             idle = not self._out
             self._asleep = idle
             try:
@@ -195,6 +196,7 @@ class _Sink:
     """Sends one trial's news on the channel."""
 
     __slots__ = ("_channel", "_offset_s", "_ticket", "_trial")
+    any_thread = True
 
     def __init__(self, channel: Channel, ticket: int, trial: int, offset_s: float) -> None:
         self._channel = channel
@@ -223,11 +225,11 @@ class _Sink:
 
 def main(argv: list[str]) -> NoReturn:
     """Serve until told to quit or the driver is gone."""
-    control_fd, queue_fd, lifeline_fd, blob_fd, board_fd, slot, driver = map(int, argv)
+    control_fd, queue_fd, lifeline_fd, blob_fd, board_fd, slot, driver, parent = map(int, argv)
     for fd in (control_fd, queue_fd, lifeline_fd, blob_fd, board_fd):
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd)
+    channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd, parent)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):
             if isinstance(stream, io.TextIOWrapper):
@@ -271,6 +273,7 @@ def _serve(
     board = mmap.mmap(board_fd, 0)
     buffer = bytearray(MESSAGE_BYTES)
     view = memoryview(buffer)
+    first = True
     while True:
         try:
             length = queue.recv_into(view, MESSAGE_BYTES, socket.MSG_DONTWAIT)
@@ -288,6 +291,9 @@ def _serve(
         # So that our death is blamed on the right segment:
         TICKET.pack_into(board, TICKET.size * slot, ticket)
         _limit_torch(threads)
+        if first:
+            first = False
+            _open_sensors(settings, devices)
         specs = [Spec._make(spec) for spec in specs]
         sinks = [_Sink(channel, ticket, spec.trial, offset_s) for spec in specs]
         os.write(2, b"--- trial %s\n" % b", ".join(b"%d" % spec.trial for spec in specs))
@@ -317,6 +323,13 @@ def _serve(
         if taken_s > _TIDY_S:
             _tidy()
         channel.forget(ticket)
+
+
+def _open_sensors(settings: Settings, devices: tuple[str, ...]) -> None:
+    """Before the first segment, so that it seems to take no longer than the next."""
+    if settings.make_meter is not None and not hasattr(settings.make_meter, "for_trial"):
+        with contextlib.suppress(Exception):  # whoever needs it will be told
+            settings.make_meter(devices)
 
 
 def _tidy() -> None:

@@ -6,12 +6,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
 from penstock.core.errors import InvalidInput
-from penstock.core.measurement import Measurement
-from penstock.train._checkpoint import Checkpoints, Found, Report
+from penstock.core.measurement import Measurement, measurement
+from penstock.train._checkpoint import Checkpoints, Found, Plain, Report
 from penstock.train._world import ALONE, World
 
 
@@ -32,7 +33,11 @@ class Sink(Protocol):
 
 
 class EpochMeter(Protocol):
-    """Measures the energy of each epoch of one trial."""
+    """Measures the energy of each epoch of one trial.
+
+    One that has a method ``plain_end`` is asked by that instead of ``epoch_end``: it gives ``Measurement.plain``, which
+    is what goes to the study anyway. One with ``on_iteration`` is told of iterations.
+    """
 
     def epoch_begin(self) -> None:
         """An epoch begins."""
@@ -103,7 +108,9 @@ class Run:
         "_found",
         "_inside",
         "_known",
+        "_lane",
         "_last_reported",
+        "_later",
         "_looped",
         "_mark_s",
         "_meter",
@@ -112,6 +119,7 @@ class Run:
         "_on_iteration",
         "_pending",
         "_pid",
+        "_plain_end",
         "_reports",
         "_sink",
         "_staged",
@@ -150,6 +158,7 @@ class Run:
     ) -> None:
         """Made by workers. ``known``: the last epoch whose report the study has; ``crew``: see ``_elastic``."""
         self._crew = crew
+        self._lane: Any = None  # among others that train at the same time; see _lanes
         self.world: World = ALONE if crew is None else crew.world
         self.config = dict(config)
         self.trial = trial
@@ -166,7 +175,11 @@ class Run:
         self._checkpoints = checkpoints
         self._folder = folder
         self._meter = meter
-        self._on_iteration: Callable[[float], None] | None = getattr(meter, "on_iteration", None)
+        self._on_iteration: Callable[[float], None] | None = None
+        self._plain_end: Callable[[], Plain | None] | None = None
+        if meter is not None:
+            self._on_iteration = getattr(meter, "on_iteration", None)
+            self._plain_end = getattr(meter, "plain_end", None)
         self.options = dict(options or {})  # what the scheduler says of this segment (SM2: explore or train)
         self._pid = os.getpid()
         self._pending: dict[str, float] = {}
@@ -174,11 +187,12 @@ class Run:
         self._looped = False  # epochs() was called
         self._entered = 0  # iterations begun
         self._staged = False
+        self._later: Callable[[int, list[Report], Callable[[str], None]], bool] | None = None
         self._stop: tuple[str, bool] | None = None
         self._failure: str | None = None
         self._new = 0  # reports made or sent again here
         self._accrued_s = 0.0
-        self._energy: Measurement | None = None
+        self._energy: Plain | None = None
         self._found: Found | None = checkpoints.find()
         self._epoch = 0
         self._last_reported = 0
@@ -269,6 +283,7 @@ class Run:
             self._report_late()
             return
         self._close()
+        self._go_on()
         if self._over():
             raise Unwind
 
@@ -279,10 +294,31 @@ class Run:
         """
         if os.getpid() != self._pid:
             return
+        if self._lane is not None:
+            state = self._lane.own(state)
         self._checkpoints.stage(state)
         self._staged = True
         if self._looped and not self._inside and self._entered:
             self._commit()  # after the loop: the checkpoint of the last epoch
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Let this trial's model and optimizer be computed together with those of other trials.
+
+        In a study with ``fuse=8`` eight trials train at the same time in one process, each in its own loop, and the
+        calls ``model(...)``, ``loss.backward()`` and ``optimizer.step()`` of all of them are one fused call. Everywhere
+        else nothing happens. Call it once the model is on its device and the optimizer is made, before a state is
+        loaded or after::
+
+            model, optimizer = run.prepare(model, optimizer)
+
+        Args:
+            model: A ``torch.nn.Module``.
+            optimizer: Its optimizer.
+
+        Returns:
+            The same model and optimizer.
+        """
+        return (model, optimizer) if self._lane is None else self._lane.prepare(model, optimizer)
 
     def load(self) -> Any | None:
         """The state to go on from, or None where there is none."""
@@ -325,20 +361,54 @@ class Run:
         now_s = time.perf_counter()
         self._accrued_s += now_s - self._mark_s
         if self._meter is not None:
-            drawn = self._meter.epoch_end()
-            if drawn is not None:
-                self._energy = drawn if self._energy is None else self._energy + drawn
+            self._draw(self._meter)
         report = self._take()
-        path = self._checkpoints.commit(self._epoch, self._reports) if self._staged else None
-        self._staged = False
+        path: str | None = None
+        if self._staged:
+            self._staged = False
+            # The report is not sent before its checkpoint is there: should we die, both are lost or neither.
+            tell = partial(self._post, report, self._epoch)
+            if self._later is not None and not self._over() and self._later(self._epoch, self._reports, tell):
+                self._told()
+                return
+            path = self._checkpoints.commit(self._epoch, self._reports)
+        self._settle()
+        self._post(report, self._epoch, path)
+        self._told()
+
+    def _post(self, report: Report | None, epoch: int, path: str | None) -> None:
+        """Tell of an epoch."""
         if report is not None:
             self._sink.reported(report)
         if path is not None:
-            self._sink.saved(self._epoch, path)
-        self._told()
+            self._sink.saved(epoch, path)
+
+    def _write_behind(self) -> None:
+        """Let checkpoints be written while the training goes on: the sink may be told by another thread."""
+        self._later = getattr(self._checkpoints, "commit_later", None)
+
+    def _settle(self) -> None:
+        """Wait until the epochs before have been told; raises what went wrong with their checkpoints."""
+        if self._later is not None:
+            self._checkpoints.settle()
+
+    def _go_on(self) -> None:
+        """The next epoch begins now, unless there is none."""
         if self._meter is not None and not self._over():
             self._meter.epoch_begin()
         self._mark_s = time.perf_counter()
+
+    def _draw(self, meter: EpochMeter) -> None:
+        """Count what the epoch drew for the next report."""
+        if self._plain_end is not None:
+            plain = self._plain_end()
+        else:
+            drawn = meter.epoch_end()
+            plain = None if drawn is None else drawn.plain
+        if plain is not None and self._energy is not None:  # with that of epochs that were not reported
+            plain = (measurement(*self._energy) + measurement(*plain)).plain
+        if plain is not None:
+            self._energy = plain
 
     def _take(self) -> Report | None:
         """What is pending as the report of the present epoch."""
@@ -351,9 +421,7 @@ class Run:
             given = ", ".join(metrics)
             wanted = ", ".join(repr(name) for name in missing)
             raise self._fail(f"the report of epoch {self._epoch} lacks {wanted}; it gives {given}")
-        drawn = self._energy
-        energy = None if drawn is None else (drawn.value, drawn.unit, int(drawn.source), drawn.uncertainty)
-        report = (self._epoch, metrics, self._accrued_s, energy)
+        report = (self._epoch, metrics, self._accrued_s, self._energy)
         self._accrued_s, self._energy = 0.0, None
         self._reports.append(report)
         self._last_reported = self._epoch
@@ -363,8 +431,8 @@ class Run:
     def _commit(self) -> None:
         path = self._checkpoints.commit(self._epoch, self._reports)
         self._staged = False
-        if path is not None:
-            self._sink.saved(self._epoch, path)
+        self._settle()
+        self._post(None, self._epoch, path)
 
     def _report_late(self) -> None:
         """A report after the loop is that of the last epoch, if it has none yet."""
@@ -372,8 +440,8 @@ class Run:
             if self._epoch == 0:
                 self._epoch = 1
             report = self._take()
-            if report is not None:
-                self._sink.reported(report)
+            self._settle()
+            self._post(report, self._epoch, None)
         elif self._entered:
             raise InvalidInput(
                 f"Epoch {self._epoch} has been reported already; call run.report() inside the loop over "
@@ -407,8 +475,8 @@ class Run:
         self._pending = {name: self._number(name, value, number) for name, value in metrics.items()}
         if self._epoch:
             report = self._take()
-            if report is not None:
-                self._sink.reported(report)
+            self._settle()
+            self._post(report, self._epoch, None)
         else:
             self._close()
 
@@ -418,6 +486,7 @@ class Run:
             self._epoch = epoch - 1
             self._pending = {name: self._number(name, value, epoch) for name, value in metrics.items()}
             self._close()
+            self._go_on()
         return not self._over()
 
 
@@ -442,12 +511,11 @@ class _Epochs:
         if run._inside:
             run._inside = False
             run._close()
-        else:
-            run._mark_s = time.perf_counter()
         if run._stop is not None or (self._end is not None and run._epoch >= self._end):
             raise StopIteration
-        if run._entered == 0 and run._meter is not None:
+        if run._meter is not None:
             run._meter.epoch_begin()  # what the function did before its loop is no epoch's
+        run._mark_s = time.perf_counter()
         run._entered += 1
         run._inside = True
         return run._epoch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.trial import TrialStatus
 from penstock.train._checkpoint import Checkpoints, FileCheckpoints
 from penstock.train._run import EpochMeter, Refused, Run, Sink, Unwind
+from penstock.train._seeding import seed_all, seed_no_more
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing") + os.sep
@@ -72,19 +72,6 @@ class Settings:
     choose_fusion: Callable[..., Any] | None = None
 
 
-def seed_all(seed: int) -> None:
-    """Seed the random generators that are loaded; what isn't loaded is seeded by nobody."""
-    import random
-
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed(seed % 2**32)
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "manual_seed"):
-        torch.manual_seed(seed % 2**63)
-
-
 def execute(
     work: Callable[[Run], Any],
     spec: Spec,
@@ -130,14 +117,25 @@ def execute(
             crew.meet()  # all have found the same checkpoint before the lead writes the next
         if spec.until is None or run._epoch < spec.until:
             seed_all(spec.seed)
+            if crew is None and getattr(sink, "any_thread", False):
+                run._write_behind()
+                if isinstance(checkpoints, FileCheckpoints):
+                    checkpoints.prepare()
             if meter is not None:
                 meter.epoch_begin()
             run._finish(work(run))
+            run._settle()
     except BaseException as error:
         if run is None and isinstance(error, Unwind):
             raise
         failure = error
+        if run is not None:
+            try:
+                run._settle()
+            except Exception as another:
+                failure = another if isinstance(error, Unwind) and run._failure is None else error
     finally:
+        seed_no_more()
         if meter is not None:
             meter.close()
         if checkpoints is not None:
@@ -260,7 +258,7 @@ def run_all(
     threads: int = 1,
     facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Run the segments of one placement: one, or several as one training where ``work`` is a Task.
+    """Run the segments of one placement: one, or several as one training.
 
     Args:
         work: The training function, Task or Command.
@@ -280,6 +278,11 @@ def run_all(
             from penstock.train._fused_worker import run_fused
 
             run_fused(work, specs, settings, sinks, tell, devices=devices, threads=threads, facts=facts)
+            return
+        if "fusion" in facts:
+            from penstock.train._lane_worker import run_lanes
+
+            run_lanes(work, specs, settings, sinks, tell, devices=devices, threads=threads, facts=facts)
             return
     for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
         if "probe" in facts:

@@ -66,6 +66,7 @@ def make_app(feed: Feed, *, token: str | None = None, hosts: tuple[str, ...] | N
         try:
             yield
         finally:
+            kitchen.close()
             await run_in_threadpool(feed.close)
 
     async def page(request: Request) -> Response:

@@ -62,7 +62,7 @@ def serve(
         hosts = (host.strip("[]"), "localhost", "127.0.0.1", "::1") if local else None
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{number}/" + (f"?token={token}" if token else "")
-        app = make_app(Feed(store), token=token, hosts=hosts)
+        app = make_app(Feed(store, alone=True), token=token, hosts=hosts)
         config = uvicorn.Config(
             app, log_level="warning", lifespan="on", server_header=False, timeout_graceful_shutdown=1
         )

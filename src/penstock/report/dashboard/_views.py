@@ -11,6 +11,7 @@ from typing import Any, final
 from penstock.core.errors import InvalidInput
 from penstock.report import views
 from penstock.report._feed import Feed
+from penstock.report.dashboard._assess import Assessor
 from penstock.report.views import Folded, Options
 
 _CACHED = 128
@@ -41,7 +42,7 @@ def _pareto(folded: Folded, options: Options) -> Any:
     return {
         "figure": views.pareto_figure(data),
         "front": [point for point in data["points"] if point["front"]],
-        **{key: data[key] for key in ("axes", "maximize", "metered", "quality", "total")},
+        **{key: data[key] for key in ("axes", "maximize", "metered", "quality", "total", "shown")},
     }
 
 
@@ -76,12 +77,14 @@ def _sm2(folded: Folded, options: Options) -> Any:
 
 
 def _limits(folded: Folded, options: Options) -> Any:
-    data = views.limits(folded)
+    data = views.limits(folded, options)
     short = [
         {**{key: value for key, value in each.items() if key != "rows"}, "trials": len(each["rows"])}
         for each in data["limits"]
     ]
-    return {"figure": views.limits_figure(data), "limits": short}
+    figure = views.limits_figure(data)
+    shown = sum(len(trace["x"]) for trace in figure["data"])
+    return {"figure": figure, "limits": short, "shown": shown}
 
 
 def _trial(folded: Folded, options: Options) -> Any:
@@ -145,6 +148,11 @@ class Kitchen:
         self._lock = threading.Lock()
         self._made: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self._assessing = threading.Lock()
+        self._assessor = Assessor()
+
+    def close(self) -> None:
+        """End what it has running."""
+        self._assessor.close()
 
     def view(self, study: int, name: str, options: Options) -> bytes:
         """A view as JSON.
@@ -177,7 +185,7 @@ class Kitchen:
         return encoded({"figures": views.recurring_figures(data), **data})
 
     def _importance(self, study: int, options: Options) -> bytes:
-        """A forest is slow: grown outside of the fold's lock, one at a time, and anew only with a tenth more trials."""
+        """A forest is slow: grown in a process of its own, one at a time, and anew only with a tenth more trials."""
         with self._feed.view(study) as folded:
             given = views.importance_input(folded, options)
         size = given["scored"]
@@ -186,7 +194,7 @@ class Kitchen:
         with self._assessing:
             made = self._known(key)
             if made is None:
-                data = views.importance(given)
+                data = self._assessor.assess(given)
                 made = self._keep(key, {"figure": views.importance_figure(data), **data})
         return made
 

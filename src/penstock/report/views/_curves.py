@@ -13,9 +13,9 @@ from penstock.report.views._history import objective_at
 from penstock.report.views._style import BLUE, GREY, ORANGE, RED, Figure, axis, figure, log_or_linear
 from penstock.report.views._thin import spaced, thinned
 
-CURVES = 300
+CURVES = 200
 BEST = 5
-POINTS = 15_000
+POINTS = 6_000
 
 
 def curves(folded: Folded, options: Options | None = None) -> dict[str, Any]:

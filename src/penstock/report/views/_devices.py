@@ -179,7 +179,7 @@ def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _gaps(busy: list[tuple[float, float]], sessions: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _gaps(busy: list[tuple[float, float]], sessions: list[list[float]]) -> list[tuple[float, float]]:
     """When a session was open and nobody ran."""
     gaps = []
     for begin, end in sessions:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from penstock.core import Ended, Event, Reported, Resized, SessionOpened, Started, StudyState
 from penstock.core.device import Share
-from penstock.goal import Goal
+from penstock.goal import Goal, metrics_of
 
 LOG = 20_000
 """So many events are kept for the log; older ones are in the store."""
@@ -81,11 +81,12 @@ class Folded:
         self.events = 0
         self.problem = ""
         self.spans: list[Span] = []
-        self.sessions: list[tuple[float, float]] = []
+        self.sessions: list[list[float]] = []  # begin and latest event of each
         self.improvements: list[list[Improvement]] = [[] for _ in goal.objectives]
         self.last: dict[int, Last] = {}
         self.log: deque[tuple[int, Event]] = deque(maxlen=LOG)
         self._open: dict[int, Span] = {}
+        self._energy_j = 0.0
 
     @classmethod
     def of(
@@ -102,10 +103,18 @@ class Folded:
         self.events += 1
         self.log.append((self.events, event))
         new = self.state.apply(event)
-        if isinstance(event, Reported):
+        if isinstance(event, Reported):  # nearly all of them: by the shortest way
+            if event.energy is not None:
+                self._energy_j += (
+                    event.energy.value
+                )  # as the state sums it: also of an epoch that is run again
             if new:
                 self._reported(event)
-        elif isinstance(event, Started):
+            session = self.sessions[-1] if self.sessions else None
+            if session is not None and event.time_s > session[1]:
+                session[1] = event.time_s
+            return
+        if isinstance(event, Started):
             if new:
                 span = Span(event.trial, event.time_s, event.shares, event.fused, event.attempt)
                 self.spans.append(span)
@@ -128,10 +137,9 @@ class Folded:
                 left.end_s = max(left.start_s, self.sessions[-1][1] if self.sessions else left.start_s)
                 left.status = "lost"
             self._open.clear()
-            self.sessions.append((event.time_s, event.time_s))
+            self.sessions.append([event.time_s, event.time_s])
         if self.sessions:
-            begin, end = self.sessions[-1]
-            self.sessions[-1] = (begin, max(end, event.time_s))
+            self.sessions[-1][1] = max(self.sessions[-1][1], event.time_s)
 
     @property
     def running(self) -> bool:
@@ -140,15 +148,16 @@ class Folded:
 
     def _reported(self, event: Reported) -> None:
         state = self.state
-        record = state.trials[event.trial]
-        energy_j = 0.0 if state.energy is None else state.energy.joules
-        self.last[event.trial] = Last(event.time_s, state.epochs, energy_j)
+        energy_j = self._energy_j
+        last = self.last.get(event.trial)
+        if last is None:
+            self.last[event.trial] = Last(event.time_s, state.epochs, energy_j)
+        else:
+            last.time_s, last.epochs, last.energy_j = event.time_s, state.epochs, energy_j
         for objective, found in zip(self.goal.objectives, self.improvements, strict=True):
             value = event.metrics.get(objective.metric)
-            if value is None and objective.metric == "energy_j" and record.energy is not None:
-                value = record.energy.joules
-            elif value is None and objective.metric == "train_s":
-                value = record.train_s
+            if value is None and objective.metric in ("energy_j", "train_s"):
+                value = metrics_of(state.trials[event.trial]).get(objective.metric)
             if value is None or not math.isfinite(value):
                 continue
             if found and not (value > found[-1].value if objective.maximize else value < found[-1].value):

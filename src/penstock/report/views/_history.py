@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core import TrialRecord
 from penstock.core.errors import InvalidInput
 from penstock.goal import Objective, metrics_of
 from penstock.report.views._fold import Folded, Options, clean
 from penstock.report.views._style import BLUE, STATUS, Figure, axis, escaped, figure, log_or_linear
-from penstock.report.views._thin import spaced
+from penstock.report.views._thin import scattered
 from penstock.report.views._words import brief, energy_scale, number, time_scale
 
-POINTS = 2_000
+POINTS = 400
+"""So many marks at most: what a browser draws within a frame or two."""
 AXES = {
     "time": "{unit} since the start",
     "trial": "trial",
@@ -45,8 +47,7 @@ def history(folded: Folded, options: Options | None = None) -> dict[str, Any]:
             "epochs": last.epochs,
             "energy": last.energy_j / per_j,
         }
-        text = f"trial {record.id}, {record.epoch} epochs: {escaped(objective.metric)} {number(value)}"
-        points.append((places[options.x], value, record.id, record.status.value, text, record.config))
+        points.append((places[options.x], value, record.id, record.status.value, record))
     points.sort(key=lambda point: point[0])
     best = []
     for step in folded.improvements[options.objective]:
@@ -60,7 +61,7 @@ def history(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     if options.x == "trial":  # by trial number, the best so far is that of trials up to it
         best = _by_trial(points, objective)
     end = max([point[0] for point in points] + [step[0] for step in best], default=0.0)
-    kept = set(spaced(len(points), POINTS))
+    kept = set(scattered([(point[0], point[1], point[3]) for point in points], POINTS))
     setters = {step[2] for step in best}  # who set a best is always shown
     kept |= {i for i, point in enumerate(points) if point[2] in setters}
     if options.trial is not None:
@@ -79,7 +80,7 @@ def history(folded: Folded, options: Options | None = None) -> dict[str, Any]:
                 "y": [point[1] for point in shown],
                 "trial": [point[2] for point in shown],
                 "status": [point[3] for point in shown],
-                "text": [f"{point[4]}<br>{escaped(brief(point[5]))}" for point in shown],
+                "text": [_told(point[4], objective.metric, point[1]) for point in shown],
             },
             "best": {
                 "x": [step[0] for step in best] + ([end] if best else []),
@@ -138,6 +139,11 @@ def objective_at(folded: Folded, place: int) -> Objective:
     if not 0 <= place < len(objectives):
         raise InvalidInput(f"The study has {len(objectives)} objectives, counted from 0; got {place}.")
     return objectives[place]
+
+
+def _told(record: TrialRecord, metric: str, value: float) -> str:
+    first = f"trial {record.id}, {record.epoch} epochs: {escaped(metric)} {number(value)}"
+    return f"{first}<br>{escaped(brief(record.config))}"
 
 
 def _by_trial(points: list[tuple[Any, ...]], objective: Objective) -> list[tuple[float, float, int]]:

@@ -11,18 +11,20 @@ from penstock.core import TrialRecord
 from penstock.core.errors import InvalidInput
 from penstock.core.state import VIOLATED
 from penstock.goal import Limit, metrics_of
-from penstock.report.views._fold import Folded, clean
+from penstock.report.views._fold import Folded, Options, clean
 from penstock.report.views._style import BLUE, ORANGE, RED, Figure, axis, figure
-from penstock.report.views._thin import spaced
+from penstock.report.views._thin import scattered
 
-POINTS = 2_000
+POINTS = 400
+"""So many marks at most."""
 TOPIC = "prediction"
 """Notes of a trial with its predicted quantities: ``{"power_w": 85.0}`` or ``{"power_w": [85.0, 2.5]}`` with the
 standard deviation."""
 
 
-def limits(folded: Folded) -> dict[str, Any]:
+def limits(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     """Of every trial the predicted and the measured value of each limited quantity, and whether it keeps the limit."""
+    options = options or Options()
     found = limits_of(folded.spec)
     predicted = predictions(folded)
     quantities = []
@@ -55,7 +57,7 @@ def limits(folded: Folded) -> dict[str, Any]:
                 "measured": sum(row["measured"] is not None for row in rows),
             }
         )
-    cleaned: dict[str, Any] = clean({"limits": quantities})
+    cleaned: dict[str, Any] = clean({"limits": quantities, "selected": options.trial})
     return cleaned
 
 
@@ -65,16 +67,29 @@ def limits_figure(data: dict[str, Any]) -> Figure:
     if not given:
         return figure([], axis(""), axis(""))
     first, second = given[0], given[1] if len(given) > 1 else None
+    per_first, per_second = _scale(first)[0], 1.0 if second is None else _scale(second)[0]
     if second is not None:
         others = {row["trial"]: row for row in second["rows"]}
         pairs = [(row, others[row["trial"]]) for row in first["rows"] if row["trial"] in others]
-        points = [(_value(a), _value(b), a["trial"], a["holds"] and b["holds"], a, b) for a, b in pairs]
+        points = [
+            (_value(a, per_first), _value(b, per_second), a["trial"], a["holds"] and b["holds"], a, b)
+            for a, b in pairs
+        ]
     else:
-        points = [(row["trial"], _value(row), row["trial"], row["holds"], row, None) for row in first["rows"]]
-    shown = _few(points)
+        points = [
+            (row["trial"], _value(row, per_first), row["trial"], row["holds"], row, None)
+            for row in first["rows"]
+        ]
+    shown = _few(points, data["selected"])
     traces: list[dict[str, Any]] = []
-    for holds, colour, name in ((True, BLUE, "keeps the limits"), (False, RED, "violates one")):
-        kept = [point for point in shown if point[3] is holds]
+    kinds = (
+        (True, "circle", "keeps the limits"),
+        (True, "circle-open", "keeps them, predicted"),
+        (False, "circle", "violates one"),
+        (False, "circle-open", "violates one, predicted"),
+    )
+    for holds, symbol, name in kinds:
+        kept = [point for point in shown if point[3] is holds and _symbol(point[4], point[5]) == symbol]
         if kept:
             traces.append(
                 {
@@ -87,26 +102,24 @@ def limits_figure(data: dict[str, Any]) -> Figure:
                     "marker": {
                         "size": 8,
                         "opacity": 0.75,
-                        "color": colour,
-                        "symbol": [_symbol(point[4]) for point in kept],
+                        "color": BLUE if holds else RED,
+                        "symbol": symbol,
                     },
                     "hovertemplate": "trial %{customdata}: %{x:.4g}, %{y:.4g}<extra></extra>",
                 }
             )
-    shapes = [_line("y" if second is None else "x", first["bound"])]
+    shapes = [_line("y" if second is None else "x", first["bound"] / per_first)]
     if second is not None:
-        shapes.append(_line("y", second["bound"]))
+        shapes.append(_line("y", second["bound"] / per_second))
     x = axis("trial") if second is None else axis(_title(first))
     y = axis(_title(first if second is None else second))
     return figure(traces, x, y, shapes=shapes)
 
 
-def _few(points: list[Any]) -> list[Any]:
-    """At most so many marks as a browser draws quickly, those that violate a limit first."""
-    bad = [point for point in points if not point[3]]
-    good = [point for point in points if point[3]]
-    bad = [bad[i] for i in spaced(len(bad), POINTS // 2)]
-    return bad + [good[i] for i in spaced(len(good), POINTS - len(bad))]
+def _few(points: list[Any], selected: int | None) -> list[Any]:
+    """At most so many marks as a browser draws quickly; what keeps the limits never hides what doesn't."""
+    kept = set(scattered([(p[0], p[1], (p[3], _symbol(p[4], p[5]))) for p in points], POINTS))
+    return [point for i, point in enumerate(points) if i in kept or point[2] == selected]
 
 
 def limits_of(spec: Mapping[str, Any]) -> list[Limit]:
@@ -158,17 +171,33 @@ def predictions(folded: Folded) -> dict[int, dict[str, tuple[float, float | None
     return found
 
 
-def _value(row: dict[str, Any]) -> float | None:
+def _value(row: dict[str, Any], scale: float) -> float | None:
     value: float | None = row["measured"] if row["measured"] is not None else row["predicted"]
-    return value
+    return None if value is None else value / scale
 
 
-def _symbol(row: dict[str, Any]) -> str:
-    return "circle" if row["measured"] is not None else "circle-open"
+def _symbol(row: dict[str, Any], other: dict[str, Any] | None) -> str:
+    """A ring where anything that is shown is only predicted."""
+    measured = row["measured"] is not None and (other is None or other["measured"] is not None)
+    return "circle" if measured else "circle-open"
 
 
 def _title(limit: dict[str, Any]) -> str:
-    return f"{limit['quantity']}, {limit['unit']}" if limit["unit"] else str(limit["quantity"])
+    name = str(limit["quantity"])
+    unit = _scale(limit)[1]
+    for ending in (f"_{limit['unit']}", f"_{str(limit['unit']).lower()}"):
+        name = name.removesuffix(ending)
+    return f"{name.replace('_', ' ')}, {unit}" if unit else name
+
+
+def _scale(limit: dict[str, Any]) -> tuple[float, str]:
+    """By what a quantity is divided to be drawn, and the unit then: nobody reads 2,000,000,000 bytes."""
+    if limit["unit"] != "bytes":
+        return 1.0, str(limit["unit"] or "")
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(limit["bound"]) >= size:
+            return size, unit
+    return 1.0, "bytes"
 
 
 def _line(direction: str, at: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.core import (
@@ -16,7 +17,6 @@ from penstock.core import (
     SessionOpened,
     Started,
     Submitted,
-    to_record,
 )
 from penstock.core.device import Share
 from penstock.core.errors import InvalidInput
@@ -93,11 +93,25 @@ def words(event: Event) -> str:
             return f"given up: {event.reason}" if event.reason else "given up"
         case Noted():
             text = event.data.get("text")
-            return f"{event.topic}: {text if text is not None else str(to_record(event)[3]['data'])[:300]}"
+            return f"{event.topic.replace('_', ' ')}: {text if text is not None else _facts(event.data)}"
         case SessionOpened():
             return f"by process {event.pid} on {event.host}"
         case SessionClosed():
             return f"{event.reason}{': ' + event.detail if event.detail else ''}"
+
+
+def _facts(data: Mapping[str, Any]) -> str:
+    """What a note says, but for long lists."""
+    facts = []
+    for name, value in data.items():
+        if isinstance(value, list | tuple | Mapping):
+            short = len(value) <= 4 and not any(isinstance(item, list | tuple | Mapping) for item in value)
+            if isinstance(value, Mapping) or not short:
+                facts.append(f"{name} ({len(value)} values)")
+                continue
+            value = ", ".join(number(item) for item in value)
+        facts.append(f"{name} {number(value)}")
+    return "; ".join(facts)[:300]
 
 
 def _where(shares: tuple[Share, ...]) -> str:

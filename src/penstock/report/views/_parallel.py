@@ -13,7 +13,7 @@ from penstock.report.views._style import ORANGE, Figure, escaped
 from penstock.report.views._thin import spaced
 from penstock.report.views._words import number
 
-LINES = 600
+LINES = 200
 _GROUPS = 5
 # From the best fifth to the worst: blue fading to grey, visible on white and on near-black.
 _LOOKS = (

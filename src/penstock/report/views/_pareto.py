@@ -10,10 +10,11 @@ from penstock.goal import METERED, front, metrics_of
 from penstock.report.views._fold import Folded, Options, clean
 from penstock.report.views._history import objective_at
 from penstock.report.views._style import BLUE, GREY, SCALE, Figure, axis, escaped, figure, log_or_linear
-from penstock.report.views._thin import spaced
+from penstock.report.views._thin import scattered
 from penstock.report.views._words import brief, duration, energy, energy_scale, number, time_scale
 
-POINTS = 2_000
+POINTS = 400
+"""So many marks at most, beside those of the front."""
 
 
 def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
@@ -38,8 +39,12 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     signs = [-1.0 if maximize else 1.0 for maximize in axes.values()]
     best = set(front([tuple(s * v for s, v in zip(signs, values, strict=True)) for _, values in points]))
     others = [i for i in range(len(points)) if i not in best]
-    kept = best | {others[i] for i in spaced(len(others), max(0, POINTS - len(best)))}
     names = list(axes)
+    x, y = (names.index(name) for name in _drawn(names, chosen.metric, metered))
+    kept = best | {
+        others[i] for i in scattered([(points[j][1][x], points[j][1][y], "") for j in others], POINTS)
+    }
+    kept |= {i for i, point in enumerate(points) if point[0].id == options.trial}
     cleaned: dict[str, Any] = clean(
         {
             "axes": names,
@@ -47,6 +52,7 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
             "quality": chosen.metric,
             "metered": metered,
             "total": len(points),
+            "shown": len(kept),
             "front": sorted(points[i][0].id for i in best),
             "points": [
                 {
@@ -64,8 +70,7 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
 
 def pareto_figure(data: dict[str, Any]) -> Figure:
     """Quality over energy (over time where nothing was metered), the front in colour by time."""
-    cost = "energy_j" if data["metered"] and data["quality"] != "energy_j" else "train_s"
-    quality = data["quality"] if data["quality"] != cost else data["axes"][0]
+    cost, quality = _drawn(data["axes"], data["quality"], data["metered"])
     other = "train_s" if cost == "energy_j" else None
     most = {
         name: max((p["values"].get(name) or 0.0 for p in data["points"]), default=0.0) for name in METERED
@@ -77,6 +82,11 @@ def pareto_figure(data: dict[str, Any]) -> Figure:
         points = [p for p in data["points"] if p["front"] is on_front]
         if not points:
             continue
+        if on_front:  # with three axes and noise it may be long
+            points = [
+                points[i]
+                for i in scattered([(p["values"][cost], p["values"][quality], "") for p in points], POINTS)
+            ]
         marker: dict[str, Any] = {"size": 10 if on_front else 6, "color": BLUE if on_front else GREY}
         if not on_front:
             marker["opacity"] = 0.5
@@ -85,7 +95,7 @@ def pareto_figure(data: dict[str, Any]) -> Figure:
                 "color": [p["values"][other] / per_s for p in points],
                 "colorscale": [[i / (len(SCALE) - 1), c] for i, c in enumerate(SCALE)],
                 "showscale": True,
-                "colorbar": {"title": {"text": time_unit}, "thickness": 12},
+                "colorbar": {"title": {"text": f"time, {time_unit}"}, "thickness": 12},
             }
         traces.append(
             {
@@ -109,6 +119,12 @@ def pareto_figure(data: dict[str, Any]) -> Figure:
         axis(quality, **log_or_linear(ys)),
         legend={"orientation": "h", "y": 1.08},
     )
+
+
+def _drawn(axes: list[str], quality: str, metered: bool) -> tuple[str, str]:
+    """What lies on the horizontal and on the vertical axis."""
+    cost = "energy_j" if metered and quality != "energy_j" else "train_s"
+    return cost, quality if quality != cost else axes[0]
 
 
 def _told(point: dict[str, Any], quality: str) -> str:

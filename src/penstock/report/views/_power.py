@@ -63,7 +63,10 @@ def power_figure(data: dict[str, Any]) -> Figure:
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
-                    "name": f"{name}: {key}",
+                    "name": name,
+                    "legendgroup": name,
+                    "showlegend": key
+                    == "energy",  # the dotted line of the same colour is told of in the note
                     "x": limits,
                     "y": [point[key] for point in profile["points"]],
                     "line": {"dash": dash, "color": colour},
@@ -78,5 +81,5 @@ def power_figure(data: dict[str, Any]) -> Figure:
         traces,
         axis("power limit, W"),
         axis("per epoch, relative to the highest limit"),
-        legend={"orientation": "h", "y": -0.25},
+        showlegend=len(data["profiles"]) > 0,
     )

@@ -14,13 +14,14 @@ from penstock.sample._bandit import posterior
 PREFIX = "recurring/"
 
 
-def recurring(name: str, value: Mapping[str, Any], *, eta: float = 0.5) -> dict[str, Any]:
-    """A job's history from what its store keeps under ``recurring/NAME``.
+def recurring(name: str, value: Mapping[str, Any], *, eta: float | None = None) -> dict[str, Any]:
+    """A job's history from what its store keeps under ``recurring/NAME``, archived records included.
 
-    Costs are Zeus's Eq. 2 with ``eta``, which the store does not keep, and MAXPOWER from the largest power limit
-    that was profiled, or else the first run's draw. The belief in a batch size's mean cost is the posterior of the runs
-    that reached the target (Zeus Alg. 2, flat prior).
+    Costs are Zeus's Eq. 2 with ``eta``, by default the job's own (0.5 where the store does not tell), and MAXPOWER
+    from the largest power limit that was profiled, or else the first run's draw. The belief in a batch size's mean
+    cost is the posterior of the runs that reached the target (Zeus Alg. 2, flat prior).
     """
+    eta = float(value.get("eta", 0.5)) if eta is None else eta
     decisions: dict[int, Mapping[str, Any]] = {}
     results: dict[int, Mapping[str, Any]] = {}
     given_up: set[int] = set()
@@ -58,7 +59,14 @@ def recurring(name: str, value: Mapping[str, Any], *, eta: float = 0.5) -> dict[
             }
         )
     cleaned: dict[str, Any] = clean(
-        {"job": name, "eta": eta, "max_power_w": max_power_w, "runs": rows, "arms": _arms(rows)}
+        {
+            "job": name,
+            "policy": value.get("policy", ""),
+            "eta": eta,
+            "max_power_w": max_power_w,
+            "runs": rows,
+            "arms": _arms(rows),
+        }
     )
     return cleaned
 

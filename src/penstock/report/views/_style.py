@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from penstock.report.views._thin import wide
+
 Figure: TypeAlias = dict[str, Any]
 """``{"data": [trace, ...], "layout": {...}}`` in Plotly's terms, JSON-able."""
 
@@ -29,7 +31,13 @@ STATUS = {
     "failed": RED,
 }
 
-SCALE = ("#440154", "#3b528b", "#21918c", "#5ec962", "#c9c11f")  # viridis, its light end darkened
+SCALE = (
+    "#8a5fb8",
+    "#5a78c4",
+    "#21918c",
+    "#5ec962",
+    "#c9c11f",
+)  # viridis, its ends visible on black and on white
 
 
 def axis(title: str, **options: Any) -> dict[str, Any]:
@@ -54,9 +62,7 @@ def figure(traces: list[dict[str, Any]], x: Mapping[str, Any], y: Mapping[str, A
 def log_or_linear(values: list[float]) -> dict[str, Any]:
     """A log axis where values are positive and span more than two decades."""
     known = [value for value in values if value is not None]
-    if known and min(known) > 0 and max(known) / min(known) > 100:
-        return {"type": "log"}
-    return {}
+    return {"type": "log", "dtick": "D2"} if wide(known) else {}  # 1, 2, 5, 10, ...
 
 
 def escaped(text: str) -> str:

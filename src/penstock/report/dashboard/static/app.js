@@ -22,13 +22,15 @@ function el(tag, attributes, ...children) {
 
 // --- figures in words ---
 
+const GROUPED = new Intl.NumberFormat("en"), WHEN = new Intl.DateTimeFormat("sv", { dateStyle: "short", timeStyle: "medium" });
+
 function fmt(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "boolean") return value ? "true" : "false";
   if (typeof value === "number") {
-    if (Number.isInteger(value)) return Math.abs(value) < 1e15 ? value.toLocaleString("en") : value.toExponential(3);
+    if (Number.isInteger(value)) return Math.abs(value) < 1000 ? String(value) : Math.abs(value) < 1e15 ? GROUPED.format(value) : value.toExponential(3);
     const size = Math.abs(value);
-    if (size >= 1e4 && size < 1e9) return Math.round(value).toLocaleString("en");
+    if (size >= 1e4 && size < 1e9) return GROUPED.format(Math.round(value));
     if (size < 1e-3 || size >= 1e9) return value.toExponential(2).replace("e+", "e");
     return String(Number(value.toPrecision(4)));
   }
@@ -64,7 +66,7 @@ function amount(figure) { // "12.3 Wh" and "+- 17% (estimated)" of "12.3 Wh +- 1
 
 // --- where we are ---
 
-const state = { study: null, view: "overview", trial: null, job: null, objective: 0, x: "time", metric: "", sort: "", descending: false, filter: "", offset: 0, kinds: "", logtrial: "" };
+const state = { study: null, view: "overview", trial: null, job: null, objective: 0, x: "time", metric: "", sort: "", descending: false, filter: "", offset: 0, kinds: "", logtrial: "", logoffset: 0 };
 let studies = [], jobs = [], told = {}, hovered = "", lastProblem = "";
 
 function readHash() {
@@ -75,7 +77,7 @@ function readHash() {
   state.view = VIEWS.some((view) => view.id === given.get("view")) ? given.get("view") : "overview";
   state.trial = whole("trial");
   if (given.has("job")) state.job = given.get("job");
-  if (before !== state.study) { state.offset = 0; state.metric = ""; state.sort = ""; state.filter = ""; state.objective = 0; }
+  if (before !== state.study) { state.offset = 0; state.metric = ""; state.sort = ""; state.filter = ""; state.objective = 0; state.logoffset = 0; }
 }
 
 function hashFor(changes) {
@@ -166,7 +168,8 @@ let timer = null, busy = false, again = false, took = 0, drawn = 0;
 
 function soon() {
   if (timer !== null) return;
-  const pace = Math.max(FIGURE_VIEWS.has(state.view) ? 2000 : 1000, Math.min(6000, 4 * took));
+  const least = told.read < told.events ? 3000 : FIGURE_VIEWS.has(state.view) || state.view === "overview" ? 2000 : 1000;
+  const pace = Math.max(least, Math.min(6000, 4 * took)); // the journal is read sooner if nobody asks meanwhile
   timer = setTimeout(() => { timer = null; refresh(); }, Math.max(0, drawn + pace - performance.now()));
 }
 
@@ -247,6 +250,14 @@ function themed(layout, options) {
   };
 }
 
+function tinted(trace) { // the blue of figures is too dark for a dark page
+  if (document.documentElement.dataset.theme !== "dark") return trace;
+  const lighter = (part) => (part && part.color === "#0072b2" ? { ...part, color: "#3d9bdc" } : part);
+  const result = { ...trace };
+  for (const name of ["marker", "line"]) if (trace[name]) result[name] = lighter(trace[name]);
+  return result;
+}
+
 function highlighted(traces) {
   if (state.trial === null) return traces;
   const extra = [];
@@ -274,6 +285,8 @@ function plotBox(kind) {
   return el("div", { class: `plot ${kind || ""}` }, el("div", { class: "chart" }), el("div", { class: "note" }));
 }
 
+const drawnAs = new WeakMap(); // by chart, what it shows
+
 async function drawPlot(box, figure, note, key) {
   const chart = box.querySelector(".chart");
   box.querySelector(".note").textContent = note || "";
@@ -282,8 +295,17 @@ async function drawPlot(box, figure, note, key) {
   const signal = control.signal;
   const Plotly = await (late ? Promise.race([loadPlotly(), new Promise((_, reject) => signal.addEventListener("abort", () => reject(new DOMException("left", "AbortError"))))]) : loadPlotly());
   if (signal.aborted || !chart.isConnected) throw new DOMException("left", "AbortError");
+  const same = JSON.stringify([figure, key, state.trial, document.documentElement.dataset.theme, window.innerWidth < 640]);
+  if (drawnAs.get(chart) === same) return; // nothing new: no frame is spent on it
+  const form = `${key}/${window.innerWidth < 640}`, settled = chart.dataset.form === form && chart._fullLayout && chart._fullLayout._size;
   const layout = themed(figure.layout, { key });
-  await Plotly.react(chart, highlighted(figure.data), layout, { responsive: true, displaylogo: false, displayModeBar: window.innerWidth >= 640 && !box.classList.contains("small"), modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] });
+  if (settled) { // margins that fit are found at the first drawing: finding them again would draw everything twice
+    layout.margin = { l: settled.l, r: settled.r, t: settled.t, b: settled.b, pad: 0 };
+    for (const name of Object.keys(layout)) if (/^[xy]axis\d*$/.test(name) && layout[name].type !== "category") layout[name] = { ...layout[name], automargin: false };
+  }
+  await Plotly.react(chart, highlighted(figure.data.map(tinted)), layout, { responsive: true, displaylogo: false, displayModeBar: window.innerWidth >= 640 && !box.classList.contains("small"), modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] });
+  drawnAs.set(chart, same);
+  chart.dataset.form = form;
   if (!chart.dataset.wired) {
     chart.dataset.wired = "1";
     const trialOf = (event) => { const point = event.points[0]; const found = Array.isArray(point.customdata) ? point.customdata[0] : point.customdata; return Number.isInteger(found) ? found : null; };
@@ -319,6 +341,33 @@ function tableRow(cells, trial) {
   return el("tr", { class: `pick${trial === state.trial ? " on" : ""}`, tabindex: "0", "data-trial": trial, on: { click: open, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(); } } } }, cells);
 }
 
+function renew(box, parts) { // replaces what differs
+  const now = [...box.children];
+  if (now.length !== parts.length) { box.replaceChildren(...parts); return; }
+  parts.forEach((part, i) => { if (now[i].matches(".scroll") && part.matches(".scroll")) swapIn(now[i], part); else if (!now[i].isEqualNode(part)) now[i].replaceWith(part); });
+}
+
+const signs = new WeakMap();
+function sign(row) { let found = signs.get(row); if (found === undefined) { found = row.className + [...row.cells].map((cell) => `\n${cell.className}\t${cell.title}\t${cell.textContent}`).join(""); signs.set(row, found); } return found; }
+
+function swapIn(box, next) { // shows the table that is in next; rows that are there already stay where they are
+  const before = box.querySelector("table"), after = next.querySelector("table");
+  if (!before || before.tHead.textContent !== after.tHead.textContent) { box.replaceChildren(...next.childNodes); return; }
+  if (!before.tHead.isEqualNode(after.tHead)) before.tHead.replaceWith(after.tHead);
+  const body = before.tBodies[0], rows = [...after.tBodies[0].rows];
+  const have = new Map([...body.rows].map((row) => [sign(row), row])), wanted = new Set(rows.map(sign));
+  let at = body.firstChild;
+  const drop = () => { const gone = at; at = at.nextSibling; gone.remove(); };
+  for (const row of rows) {
+    const kept = have.get(sign(row));
+    have.delete(sign(row));
+    while (at && at !== kept && !wanted.has(sign(at))) drop();
+    if (kept && kept === at) at = at.nextSibling;
+    else body.insertBefore(kept || row, at);
+  }
+  while (at) drop();
+}
+
 function chooser(label, options, value, change) {
   return el("label", {}, el("span", { class: "quiet" }, label + " "), el("select", { "aria-label": label, on: { change: (event) => { change(event.target.value); refresh(); } } }, options.map(([id, text]) => el("option", { value: id, selected: String(id) === String(value) }, text))));
 }
@@ -332,7 +381,7 @@ function objectiveChooser() {
 // --- the views ---
 
 async function drawOverview(main, first) {
-  const data = await view("overview");
+  const [data, past] = await Promise.all([view("overview"), view("history", { x: state.x, trial: state.trial })]);
   goal = data.objectives;
   lastProblem = data.problem;
   document.title = `${data.name} - Penstock`;
@@ -364,8 +413,7 @@ async function drawOverview(main, first) {
   if (data.errors.length) side.push(el("section", {}, el("h2", {}, "failures"), pairs(data.errors.map((each) => [trialLink(each.trial, `${each.count} ×`), cut(each.reason, 200)]))));
   if (data.ended && data.ended.reason !== "finished") side.push(el("section", {}, el("h2", {}, "left"), el("p", {}, `${data.ended.reason}${data.ended.detail ? `: ${data.ended.detail}` : ""}; it can be resumed`)));
   $("side").replaceChildren(...side);
-  const told = await view("history", { x: state.x, trial: state.trial });
-  await drawPlot(main.querySelector(".plot"), told.figure, "", `${state.study}/overview`);
+  await drawPlot(main.querySelector(".plot"), past.figure, past.shown < past.total ? `${fmt(past.shown)} of ${fmt(past.total)} trials; those that would lie on each other are drawn as one.` : "", `${state.study}/overview`);
 }
 
 function figureView(name, query, tools, note, options) {
@@ -380,13 +428,15 @@ function figureView(name, query, tools, note, options) {
     box.hidden = empty;
     if (!empty) await drawPlot(box, data.figure, note(data), `${state.study}/${name}/${JSON.stringify([state.x, state.metric, state.objective])}`);
     const below = options && options.below ? options.below(data) : [];
-    $("below").replaceChildren(...(empty ? [nothing(options.empty(data))] : []), ...below.filter(Boolean));
+    renew($("below"), [...(empty ? [nothing(options.empty(data))] : []), ...below.filter(Boolean)]);
   };
 }
 
+const few = (data) => (data.shown < data.total ? ` (${fmt(data.shown)} marks: those that would lie on each other are drawn as one)` : "");
+
 const drawHistory = figureView("history", () => ({ x: state.x, objective: state.objective, trial: state.trial }),
   () => [chooser("across", [["time", "time"], ["trial", "trial number"], ["epochs", "epochs"], ["energy", "energy"]], state.x, (value) => { state.x = value; }), objectiveChooser()],
-  (data) => `${data.shown < data.total ? `${fmt(data.shown)} of ` : ""}${fmt(data.total)} trials with a value of ${data.metric}, each at its latest report; the line is the best report so far.`,
+  (data) => `${fmt(data.total)} trials with a value of ${data.metric}, each at its latest report${few(data)}; the line is the best report so far.`,
   { empty: () => "No trial has reported the objective yet." });
 
 const drawCurves = figureView("curves", () => ({ metric: state.metric, trial: state.trial, objective: state.objective }),
@@ -394,13 +444,13 @@ const drawCurves = figureView("curves", () => ({ metric: state.metric, trial: st
   (data) => (data.shown < data.total ? `${fmt(data.shown)} of ${fmt(data.total)} trials, evenly over their ranking; ` : `${fmt(data.total)} trials; `) + "click a curve to select its trial.",
   { kind: "tall", empty: () => "No trial has reported anything yet." });
 
-const drawPareto = figureView("pareto", () => ({ objective: state.objective }), () => [objectiveChooser()],
-  (data) => `${fmt(data.total)} trials; on the front is who no other trial beats in ${data.axes.join(", ")}.`,
+const drawPareto = figureView("pareto", () => ({ objective: state.objective, trial: state.trial }), () => [objectiveChooser()],
+  (data) => `${fmt(data.total)} trials${few(data)}; on the front is who no other trial beats in ${data.axes.join(", ")}.`,
   { empty: () => "No trial has a value of every objective yet.",
     below: (data) => data.front.length ? [el("h2", {}, `the front: ${data.front.length} trials`), grid(["trial", ...data.axes], data.front.slice(0, 100).map((p) => [p.trial, ...data.axes.map((a) => p.values[a])]), { trials: data.front.slice(0, 100).map((p) => p.trial) })] : [] });
 
 const drawImportance = figureView("importance", () => ({ objective: state.objective }), () => [objectiveChooser()],
-  (data) => `${data.method} over ${fmt(data.trials)} of ${fmt(data.scored)} trials with a value.` + (data.left_out.length ? ` Not assessed (constant, or only in some trials): ${data.left_out.join(", ")}.` : ""),
+  (data) => `${data.method} over ${data.trials < data.scored ? `${fmt(data.trials)} of ${fmt(data.scored)} trials with a value, evenly over their ranking` : `${fmt(data.scored)} trials with a value`}.` + (data.left_out.length ? ` Not assessed (constant, or only in some trials): ${data.left_out.join(", ")}.` : ""),
   { kind: "small", empty: (data) => data.reason });
 
 const drawParallel = figureView("parallel", () => ({ objective: state.objective, trial: state.trial }), () => [objectiveChooser()],
@@ -423,7 +473,7 @@ const drawSm2 = figureView("sm2", () => ({}), null,
       data.energy ? el("p", {}, `energy ${data.energy.text}` + (data.explored ? `, of it for explorations ${data.explored.text}` : "") + (data.parity ? `; parity: ${fmt(data.parity)} trainings of the winner` : "")) : null,
       data.rounds.length ? grid(["round", "trial", "batch size", data.metric, "J/epoch", "lr", "P", "E", "LR", "score", ""], data.rounds.flatMap((r) => r.rows.map((c) => [r.number, c.trial, c.batch_size, c.value, c.energy_j, c.lr, c.performance, c.energy, c.stability, c.score, c.kept ? "kept" : "dropped"])), { trials: data.rounds.flatMap((r) => r.rows.map((c) => c.trial)) }) : null] });
 
-const drawLimits = figureView("limits", () => ({}), null, () => "Full marks: measured; rings: predicted. Dashed: the limits.",
+const drawLimits = figureView("limits", () => ({ trial: state.trial }), null, (data) => "Full marks: measured; rings: predicted, of one of the two at least. Dashed: the limits." + (data.limits.some((l) => data.shown < l.trials) ? ` ${fmt(data.shown)} marks: those that would lie on each other are drawn as one.` : ""),
   { empty: (data) => data.limits.length ? "Nothing was predicted or measured of the limited quantities yet." : "This study has no limits such as power_w <= 90.",
     below: (data) => data.limits.length ? [grid(["limit", "trials", "measured", "violations"], data.limits.map((l) => [l.text, l.trials, l.measured, l.violations]))] : [] });
 
@@ -448,7 +498,7 @@ async function drawTable(main, first) {
   const at = data.columns.indexOf("trial"), st = data.columns.indexOf("status");
   const rows = data.rows.map((row) => tableRow(row.map((value, i) => el("td", { class: numeric[i] ? "n" : null, title: value === null ? null : typeof value === "object" ? JSON.stringify(value) : String(value) }, i === st ? status(value) : i === at ? String(value) : fmt(value))), row[at]));
   const box = $("table"), left = box.scrollLeft;
-  box.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
+  swapIn(box, el("div", {}, el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))));
   box.scrollLeft = left;
   if (focus) { const button = [...box.querySelectorAll("button")].find((each) => each.dataset.column === focus); if (button) button.focus(); }
   else if (focused) { const row = [...box.querySelectorAll("tr.pick")].find((each) => each.dataset.trial === focused); if (row) row.focus(); }
@@ -458,16 +508,21 @@ let typing = null;
 function typed() { clearTimeout(typing); typing = setTimeout(refresh, 250); }
 
 async function drawLog(main, first) {
-  const data = await view("log", { filter: state.kinds, trial: state.logtrial, limit: 300 });
+  const size = 100;
+  const data = await view("log", { filter: state.kinds, trial: state.logtrial, offset: state.logoffset, limit: size });
   fresh(main, first, () => [
     el("div", { class: "tools" },
-      chooser("kind", [["", "all"], ["ended,dropped", "ends"], ["noted", "notes"], ["session_opened,session_closed", "sessions"], ...data.kinds.map((kind) => [kind, kind.replace("_", " ")])], state.kinds, (value) => { state.kinds = value; }),
-      el("label", {}, el("span", { class: "quiet" }, "trial "), el("input", { type: "number", min: 0, "aria-label": "Only of this trial", value: state.logtrial, on: { input: (event) => { state.logtrial = /^\d+$/.test(event.target.value) ? event.target.value : ""; typed(); } } })),
-      el("span", { id: "count", class: "quiet" })),
+      chooser("kind", [["", "all"], ["ended,dropped", "ends"], ["noted", "notes"], ["session_opened,session_closed", "sessions"], ...data.kinds.map((kind) => [kind, kind.replace("_", " ")])], state.kinds, (value) => { state.kinds = value; state.logoffset = 0; }),
+      el("label", {}, el("span", { class: "quiet" }, "trial "), el("input", { type: "number", min: 0, "aria-label": "Only of this trial", value: state.logtrial, on: { input: (event) => { state.logtrial = /^\d+$/.test(event.target.value) ? event.target.value : ""; state.logoffset = 0; typed(); } } })),
+      el("span", { id: "count", class: "quiet", role: "status" }), el("span", { class: "grow" }),
+      el("button", { type: "button", id: "earlier", on: { click: () => { state.logoffset = Math.max(0, state.logoffset - size); refresh(); } } }, "newer"),
+      el("button", { type: "button", id: "later", on: { click: () => { state.logoffset += size; refresh(); } } }, "older")),
     el("div", { id: "lines" })]);
-  $("count").textContent = `${fmt(data.total)} events in all; the newest ${fmt(data.lines.length)} that match`;
-  const when = (line) => (line.time_s > 1e9 ? new Date(line.time_s * 1000).toLocaleString("sv") : `+${seconds(line.since_s)}`);
-  $("lines").replaceChildren(data.lines.length ? grid(["no.", "when", "event", "trial", "what"], data.lines.map((line) => [line.number, when(line), line.kind.replace("_", " "), line.trial === null ? "" : trialLink(line.trial, String(line.trial)), line.text])) : nothing("Nothing like that happened."));
+  $("count").textContent = `${fmt(data.total)} events in all` + (data.kept < data.total ? `, the newest ${fmt(data.kept)} here` : "");
+  $("earlier").disabled = state.logoffset === 0;
+  $("later").disabled = data.lines.length < size;
+  const when = (line) => (line.time_s > 1e9 ? WHEN.format(line.time_s * 1000) : `+${seconds(line.since_s)}`);
+  renew($("lines"), [data.lines.length ? grid(["no.", "when", "event", "trial", "what"], data.lines.map((line) => [line.number, when(line), line.kind.replace("_", " "), line.trial === null ? "" : trialLink(line.trial, String(line.trial)), line.text])) : nothing("Nothing like that happened.")]);
 }
 
 async function drawTrial(main, first) {
@@ -506,9 +561,9 @@ async function drawRecurring(main, first) {
   const toolbox = main.querySelector(".tools");
   if (!toolbox.contains(document.activeElement)) toolbox.replaceChildren(chooser("job", jobs.map((job) => [job, job]), state.job, (value) => { state.job = value; }));
   const boxes = main.querySelectorAll(".plot");
-  await drawPlot(boxes[0], data.figures[0], `Cost of each run: ${data.eta} energy + ${1 - data.eta} x ${fmt(data.max_power_w)} W x time.`, `job/${state.job}/0`);
+  await drawPlot(boxes[0], data.figures[0], `${data.policy ? `Policy ${data.policy}. ` : ""}Cost of each run: ${fmt(data.eta)} x energy + ${fmt(1 - data.eta)} x ${fmt(data.max_power_w)} W x time (eta ${fmt(data.eta)}).`, `job/${state.job}/0`);
   await drawPlot(boxes[1], data.figures[1], "What is believed of each batch size's mean cost, from the runs that reached the target.", `job/${state.job}/1`);
-  $("below").replaceChildren(el("h2", {}, `${fmt(data.runs.length)} runs`), grid(["run", "batch size", "limit, W", "", "epochs", "time", "energy", "cost, J", "outcome"], data.runs.slice(-200).reverse().map((r) => [r.number, r.batch_size, r.limit_w, r.explore ? "exploring" : "", r.epochs, r.time_s === null ? "" : seconds(r.time_s), joules(r.energy_j), r.cost, r.error ? `${r.state}: ${cut(r.error, 120)}` : r.state])));
+  renew($("below"), [data.arms.length ? el("h2", {}, "what is believed of each batch size") : el("span"), data.arms.length ? grid(["batch size", "runs", "reached the target", "mean cost, J", "95% belief, +- J"], data.arms.map((a) => [a.batch_size, a.runs, a.reached, a.mean, a.std === null ? null : 1.96 * a.std])) : el("span"), el("h2", {}, `${fmt(data.runs.length)} runs${data.runs.length > 200 ? ", the latest 200" : ""}`), grid(["run", "batch size", "limit, W", "", "epochs", "time", "energy", "cost, J", "outcome"], data.runs.slice(-200).reverse().map((r) => [r.number, r.batch_size, r.limit_w, r.explore ? "exploring" : "", r.epochs, r.time_s === null ? "" : seconds(r.time_s), joules(r.energy_j), r.cost, r.error ? `${r.state}: ${cut(r.error, 120)}` : r.state]))]);
 }
 
 const VIEWS = [
