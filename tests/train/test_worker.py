@@ -108,3 +108,26 @@ def test_keyboard_interrupt_inside_a_training_is_a_failure(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     assert run(train, tmp_path).status == "failed"
+
+
+def test_a_trial_of_its_own_length_that_was_done_before_is_done(tmp_path: Path) -> None:
+    """The driver died between the news of its last epoch and that of its end."""
+
+    def train(run: Run) -> None:
+        if run.load() == 2:
+            return
+        for epoch in run.epochs():
+            run.report(loss=1.0)
+            run.save(epoch + 1)
+            if epoch == 1:
+                break
+
+    settings = Settings(tmp_path, ("loss",))
+    first = execute(train, Spec(0, {}, 0, 0, None, True, None, None, 0, 0), settings, Silent())
+    assert (first.status, first.epoch) == ("completed", 2)
+    again = execute(train, Spec(0, {}, 0, 2, None, True, None, None, 2, 0), settings, Silent())
+    assert (again.status, again.epoch, again.reason) == ("completed", 2, "")
+    unheard = execute(train, Spec(0, {}, 0, 0, None, True, None, None, 1, 0), settings, Silent())
+    assert (unheard.status, unheard.epoch) == ("completed", 2)  # and its last report was sent again
+    nothing = execute(lambda run: None, Spec(1, {}, 0, 0, None, True, None, None, 0, 0), settings, Silent())
+    assert "reported nothing" in nothing.reason

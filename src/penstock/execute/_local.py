@@ -560,7 +560,7 @@ class Local(Executor):
             with log.open("ab") as out:
                 log_from = out.tell()
                 process = _forked(environment, out.fileno(), fds, index) or subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, root, *map(str, (*fds, index, os.getpid(), os.getpid()))],
+                    [sys.executable, "-c", _BOOT, root, *map(str, (*fds, index, os.getpid()))],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,

@@ -225,11 +225,11 @@ class _Sink:
 
 def main(argv: list[str]) -> NoReturn:
     """Serve until told to quit or the driver is gone."""
-    control_fd, queue_fd, lifeline_fd, blob_fd, board_fd, slot, driver, parent = map(int, argv)
+    control_fd, queue_fd, lifeline_fd, blob_fd, board_fd, slot, driver, *nursery = map(int, argv)
     for fd in (control_fd, queue_fd, lifeline_fd, blob_fd, board_fd):
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd, parent)
+    channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd, *nursery)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):
             if isinstance(stream, io.TextIOWrapper):

@@ -232,7 +232,9 @@ def _verdict(run: Run, spec: Spec) -> End:
             return End(TrialStatus.STOPPED.value, epoch, reason)
         if not at_end:
             return End(TrialStatus.PAUSED.value, epoch, reason, kept=True)
-    if not run._new and not (at_end and not run._entered):
+    # It may have been done before, and only nobody knew.
+    was_done = not run._entered and (at_end or (until is None and 0 < epoch <= spec.known))
+    if not run._new and not was_done:
         wanted = ", ".join(f"{name}=..." for name in run._objectives) or "loss=..."
         return End(
             TrialStatus.FAILED.value,
