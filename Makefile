@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Without compiling what is never imported: what is, Python compiles at its first import.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: quickstart test lint unit format bench docs clean help
+.PHONY: quickstart test lint unit format docs clean help
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20

@@ -1,5 +1,6 @@
 """Energy: does the profiler find the optimum, what does it cost, what does metering cost, how good is the V100 model?
 
+    python benchmarks/energy.py [--trace summary_power_v100.csv]         # all of it, kept in results/energy.json
     python benchmarks/energy.py optimum --trace summary_power_v100.csv   # Eq. 7 against brute force on the Zeus trace
     python benchmarks/energy.py overhead                                 # just-in-time profiling on the simulated V100
     python benchmarks/energy.py window                                   # a meter's window against the NVML stub
@@ -27,6 +28,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import _bench
 from penstock.energy import V100, V100_LOADS, EtaCost, Meter, PowerLimitOptimizer, gpu_sensors
 from penstock.energy._simulated import Load
 
@@ -78,7 +80,7 @@ def cost(row: tuple[float, float], eta: float) -> float:
     return (eta * row[1] + (1 - eta) * max(LIMITS)) * row[0]
 
 
-def optimum(trace: Path) -> None:
+def optimum(trace: Path) -> dict[str, Any]:
     """The limit the profiler settles on against the brute-force optimum, on every pair of the trace."""
     table = read_trace(trace)
     equal = total = 0
@@ -99,9 +101,10 @@ def optimum(trace: Path) -> None:
     print(
         f"optimum: {equal} of {total} equal ({len(table)} pairs of workload and batch size x {len(ETAS)} etas)"
     )
+    return {"equal": equal, "of": total}
 
 
-def overhead() -> None:
+def overhead() -> dict[str, Any]:
     """Time and energy of profiling just in time, against running at the chosen limit from the start."""
     print(
         "overhead of just-in-time profiling on the simulated V100, 7 limits, slices of 5 s after 5 s of warm-up;"
@@ -110,6 +113,7 @@ def overhead() -> None:
     print(
         f"{'epoch':>8} {'epochs':>6}   {'time: median':>12} {'worst':>8}   {'energy: median':>14} {'worst':>8}"
     )
+    found: dict[str, Any] = {}
     for minutes in (1, 2, 5, 10, 20, 60):
         for epochs in (1, 10):
             times, energies = [], []
@@ -124,6 +128,12 @@ def overhead() -> None:
                     ideal_s = table[limit_w][0] * epochs
                     times.append(time_s / ideal_s - 1)
                     energies.append(energy_j / (ideal_s * table[limit_w][1]) - 1)
+            found[f"{epochs} epochs of {minutes} min"] = {
+                "time_median": statistics.median(times),
+                "time_worst": max(times),
+                "energy_median": statistics.median(energies),
+                "energy_worst": max(energies),
+            }
             print(
                 f"{minutes:>4} min {epochs:>6}   {statistics.median(times):>12.2%} {max(times):>8.2%}"
                 f"   {statistics.median(energies):>14.2%} {max(energies):>8.2%}"
@@ -133,9 +143,10 @@ def overhead() -> None:
         "chosen one. The runs Zeus is for"
         "\ntrain for many epochs, and profile once per batch size and store: the 10-epoch rows, or none of it at all."
     )
+    return found | {"the trace's own long epochs": long_epochs()}
 
 
-def long_epochs() -> None:
+def long_epochs() -> dict[str, Any]:
     """The trace's own loads whose epochs take ten minutes or more, at their own length, for a single epoch."""
     worst_s = worst_j = 0.0
     count = 0
@@ -154,6 +165,7 @@ def long_epochs() -> None:
         f"the {count} loads of the trace with epochs of 10 min and more, at their own length, one epoch:"
         f" time {worst_s:.2%}, energy {worst_j:.2%} at worst"
     )
+    return {"loads": count, "time_worst": worst_s, "energy_worst": worst_j}
 
 
 FOLLOWER = """
@@ -173,7 +185,7 @@ print(min(costs) * 1e6, sorted(costs)[3] * 1e6)
 """
 
 
-def window() -> None:
+def window() -> dict[str, Any]:
     """What a window costs, against the NVML stub of the tests, through the real nvidia-ml-py."""
     path = Path(__file__).parent.parent / "tests" / "energy" / "nvml_stub" / "nvml_stub.py"
     spec = importlib.util.spec_from_file_location("nvml_stub", path)
@@ -181,6 +193,7 @@ def window() -> None:
     assert spec.loader is not None
     nvml_stub = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(nvml_stub)
+    found: dict[str, Any] = {"unit": "us", "rounds": 7, "windows": 2000}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_RUNTIME_DIR"] = name
@@ -202,6 +215,7 @@ def window() -> None:
                             pass
                     costs.append((time.perf_counter() - begin) / 2000 * 1e6)
                 what = "shared, the reader" if shared else "not shared"
+                found[f"{count} GPU, {what}"] = {"best": min(costs), "median": statistics.median(costs)}
                 print(f"  {count} GPU  {what:<22} {min(costs):6.1f} us  {statistics.median(costs):6.1f} us")
                 if shared:
                     done = subprocess.run(
@@ -212,13 +226,15 @@ def window() -> None:
                         check=True,
                     )
                     best, median = map(float, done.stdout.split())
+                    found[f"{count} GPU, shared, a follower"] = {"best": best, "median": median}
                     print(f"  {count} GPU  {'shared, a follower':<22} {best:6.1f} us  {median:6.1f} us")
                 for sensor in sensors:
                     sensor.close()
             stub.close()
+    return found
 
 
-def study(trials: int = 1000, pairs: int = 31) -> None:
+def study(trials: int = 1000, pairs: int = 31) -> dict[str, Any]:
     """Metering a study of trivial trials, in CPU time: of the hook alone, of a worker, of the whole study."""
     import penstock as pk
     from penstock.energy import make_meter
@@ -289,10 +305,17 @@ def study(trials: int = 1000, pairs: int = 31) -> None:
         one = whole(bool(number % 2))
         other = whole(not number % 2)
         rounds.append((other, one) if number % 2 else (one, other))
+    found: dict[str, Any] = {
+        "trials": trials,
+        "pairs": pairs,
+        "hook_us": hook_s / trials * 1e6,
+        "worker_us": added_s / trials * 1e6,
+    }
     for index, what in enumerate(("wall", "CPU")):
         without = statistics.median(a[index] for a, _ in rounds)
         with_ = statistics.median(b[index] for _, b in rounds)
         low, paired, high = statistics.quantiles((b[index] / a[index] - 1 for a, b in rounds), n=4)
+        found[what] = {"without_s": without, "with_s": with_, "added": paired, "quartiles": [low, high]}
         print(
             f"study: {trials} trivial trials, {what} time: {without:.3f} s without metering, {with_:.3f} s with it;"
             f" {paired:+.1%} in the median of {len(rounds)} pairs (quartiles {low:+.1%} to {high:+.1%})"
@@ -303,6 +326,7 @@ def study(trials: int = 1000, pairs: int = 31) -> None:
         f"study: what the workers add, {added_s * 1e3:.1f} ms of CPU over {cores} cores, is"
         f" {added_s / cores / wall_s:.2%} of the study's wall time ({added_s / wall_s:.2%} if it all fell on one core)"
     )
+    return found
 
 
 class _Sink:
@@ -371,17 +395,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["optimum", "overhead", "window", "study", "fit"])
-    parser.add_argument("--trace", type=Path, help="Zeus's summary_power_v100.csv")
+    parser.add_argument("what", nargs="?", choices=["optimum", "overhead", "window", "study", "fit"])
+    data = os.environ.get("PENSTOCK_DATA")
+    default = None if data is None else Path(data) / "zeus" / "summary_power_v100.csv"
+    parser.add_argument("--trace", type=Path, default=default, help="Zeus's summary_power_v100.csv")
     chosen = parser.parse_args()
     if chosen.what in ("optimum", "fit"):
         if chosen.trace is None:
             parser.error("--trace is needed")
         {"optimum": optimum, "fit": fit}[chosen.what](chosen.trace)
-    else:
+    elif chosen.what is not None:
         {"overhead": overhead, "window": window, "study": study}[chosen.what]()
-        if chosen.what == "overhead":
-            long_epochs()
+    else:
+        results = {"study": study(), "window": window(), "overhead": overhead()}
+        if chosen.trace is not None:
+            results["optimum"] = optimum(chosen.trace)
+        _bench.save("energy", "make bench-energy", results, ("nvidia-ml-py",))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ def postgres() -> Iterator[PostgresServer]:
         context = postgres_server()
         server = context.__enter__()
     except Unsupported as error:
+        if os.environ.get("PENSTOCK_REQUIRE_POSTGRES") == "1":
+            pytest.fail(str(error))
         pytest.skip(str(error))
     try:
         yield server
