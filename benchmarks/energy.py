@@ -248,6 +248,7 @@ def study(trials: int = 1000, pairs: int = 31) -> dict[str, Any]:
             made.epoch_begin()  # the function begins
             made.epoch_begin()  # its loop begins
             made.plain_end()
+            made.other()
             made.close()
         return time.process_time() - begin
 

@@ -88,6 +88,7 @@ PUBLIC = {
         "PBT",
         "Plateau",
         "PowerLimiter",
+        "PowerLimits",
         "Random",
         "Ray",
         "RecurringJob",

@@ -32,7 +32,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "penstock.core": ("Device", "Measurement", "Source", "TrialStatus", "errors"),
     "penstock.space": ("Choice", "Float", "Int", "Space", "equals", "greater", "less", "one_of"),
-    "penstock.energy": ("EtaCost", "LeastEnergy", "LeastEnergyWithin", "LeastTime", "Meter", "PowerLimiter"),
+    "penstock.energy": (
+        "EtaCost",
+        "LeastEnergy",
+        "LeastEnergyWithin",
+        "LeastTime",
+        "Meter",
+        "PowerLimiter",
+        "PowerLimits",
+    ),
     "penstock.goal": (
         "Budget",
         "Limit",
@@ -86,7 +94,15 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock import bubbles
     from penstock.core import Device, Measurement, Source, TrialStatus, errors
-    from penstock.energy import EtaCost, LeastEnergy, LeastEnergyWithin, LeastTime, Meter, PowerLimiter
+    from penstock.energy import (
+        EtaCost,
+        LeastEnergy,
+        LeastEnergyWithin,
+        LeastTime,
+        Meter,
+        PowerLimiter,
+        PowerLimits,
+    )
     from penstock.execute import Local, Ray, Simulated
     from penstock.goal import (
         Budget,

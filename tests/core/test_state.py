@@ -200,6 +200,27 @@ def test_apply_says_whether_it_was_news() -> None:
     assert state.trials[0].ended_s == 2.0
 
 
+def test_energy_outside_of_epochs_counts_once_for_each_end() -> None:
+    drawn = Measurement(5.0, "J", Source.MEASURED, 0.1)
+    state = StudyState.of(
+        [
+            Submitted(0.0, 1, (Segment(Trial(0, {}, 0)),)),
+            Started(0.0, 0),
+            Ended(1.0, 0, TrialStatus.FAILED, 0, retry=True, energy=drawn),
+            Started(1.0, 0),
+            Reported(2.0, 0, 1, {"loss": 1.0}, 1.0, Measurement(2.0, "J", Source.MEASURED, 0.1)),
+            Ended(3.0, 0, TrialStatus.COMPLETED, 1, energy=drawn),
+        ]
+    )
+    assert state.energy is not None
+    assert state.trials[0].energy is not None
+    assert state.energy.joules == state.trials[0].energy.joules == 12.0
+    assert state.energy.uncertainty == pytest.approx(0.1)
+    assert not state.apply(Ended(3.0, 0, TrialStatus.COMPLETED, 1, energy=drawn))
+    assert state.energy is not None
+    assert state.energy.joules == 12.0
+
+
 def test_time_between_sessions_is_not_spent() -> None:
     state = StudyState.of(
         [

@@ -51,6 +51,10 @@ def test_unknown_regions_name_the_way_out():
         grid("XX")
     with pytest.raises(InvalidInput, match="not both"):
         grid("DE", g_per_kwh=5)
+    with pytest.raises(InvalidInput, match=r"region.*5"):
+        grid(5)
+    with pytest.raises(InvalidInput, match=r"g_per_kwh.*'a'"):
+        grid(g_per_kwh="a")
 
 
 def test_the_tightest_budget_counts():

@@ -93,6 +93,35 @@ def test_doctor_and_rapl(powercap, monkeypatch):
     assert found[0].fix == "sudo chmod -R a+r /sys/class/powercap/intel-rapl*"
 
 
+def test_doctor_tells_a_broken_driver_from_none(tmp_path, monkeypatch, nvml_library, nvml_stub):
+    from penstock.energy import State, examine
+
+    monkeypatch.delenv(nvml_stub.ENVIRONMENT, raising=False)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()  # left by an uninstalled driver: no GPU
+    assert examine(tmp_path / "no", tmp_path)[0].measure is State.ABSENT
+    (tmp_path / "dev/nvidia0").touch()
+    found = examine(tmp_path / "no", tmp_path)[0]
+    assert (found.subject, found.measure, found.control) == ("NVIDIA GPUs", State.BROKEN, State.BROKEN)
+    assert f"{tmp_path}/dev/nvidia0" in found.detail
+    assert "Driver Not Loaded" in found.detail
+    assert found.fix.startswith("sudo modprobe nvidia")
+    assert "reboot" in found.fix
+
+
+def test_doctor_tells_of_gpus_that_cant_be_counted(tmp_path, monkeypatch):
+    from penstock.core.errors import SensorError
+    from penstock.energy import State, _nvml, examine
+
+    def fail():
+        raise SensorError("NVML can't count GPUs: Driver/library version mismatch.")
+
+    monkeypatch.setattr(_nvml, "gpu_count", fail)
+    found = examine(tmp_path / "no", tmp_path)[0]
+    assert found.measure is State.BROKEN
+    assert "mismatch" in found.detail
+
+
 # -- measure
 
 BURN = "import time\nuntil = time.process_time() + 0.5\nwhile time.process_time() < until: pass\n"

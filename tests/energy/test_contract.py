@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core import VirtualClock
+from penstock.core.errors import SensorError
 from penstock.energy import (
     V100_LOADS,
     EstimateSensor,
@@ -15,6 +16,8 @@ from penstock.energy import (
     ReplaySensor,
     SharedSensor,
     SimulatedGpu,
+    State,
+    examine,
     rapl_sensors,
 )
 from penstock.testing.sensors import SensorContract
@@ -135,6 +138,60 @@ class TestAmd(SensorContract):
         time.sleep(0.05)
         joules, seconds = sensor.energy_j() - before, time.monotonic() - before_s
         assert joules / seconds == pytest.approx(200, rel=0.2)
+
+
+@pytest.fixture
+def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from penstock.energy import _amd
+
+    def make(**functions):
+        (tmp_path / "amdsmi.py").write_text(AMDSMI)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(_amd, "_module", None)
+        assert _amd.amd_available()
+        for name, function in functions.items():
+            monkeypatch.setattr(_amd._module, name, function)
+        return _amd
+
+    yield make
+    sys.modules.pop("amdsmi", None)
+
+
+def test_amd_gpus_that_cant_be_listed_are_a_sensor_error(amd, tmp_path):
+    def fail():
+        raise RuntimeError("AMDSMI_STATUS_INIT_ERROR")
+
+    found = amd(amdsmi_get_processor_handles=fail)
+    with pytest.raises(SensorError, match="can't list its GPUs: AMDSMI_STATUS_INIT_ERROR"):
+        found.amd_sensors()
+    (finding,) = [finding for finding in examine(tmp_path, tmp_path) if "AMD" in finding.subject]
+    assert finding.measure is State.BROKEN
+    assert "modprobe amdgpu" in finding.fix
+
+
+def test_an_amd_gpu_that_cant_be_read_is_told_of(amd, tmp_path):
+    def uuid(handle):
+        if handle == "bad":
+            raise RuntimeError("AMDSMI_STATUS_NO_DATA")
+        return handle
+
+    found = amd(amdsmi_get_processor_handles=lambda: ["bad", "good"], amdsmi_get_gpu_device_uuid=uuid)
+    with pytest.warns(RuntimeWarning, match="AMDSMI_STATUS_NO_DATA"):
+        (sensor,) = found.amd_sensors()
+    assert sensor.id == "amd:1"
+    bad, good = [finding for finding in examine(tmp_path, tmp_path) if finding.subject.startswith("amd:")]
+    assert (bad.subject, bad.measure) == ("amd:0", State.BROKEN)
+    assert (good.subject, good.measure, good.control) == ("amd:1 Instinct", State.OK, State.OK)
+
+
+def test_the_limit_of_an_amd_gpu_is_tried(amd, tmp_path):
+    def refuse(handle, index, cap):
+        raise RuntimeError("AMDSMI_STATUS_NO_PERM")
+
+    amd(amdsmi_set_power_cap=refuse)
+    (finding,) = [finding for finding in examine(tmp_path, tmp_path) if finding.subject.startswith("amd:")]
+    assert (finding.measure, finding.control) == (State.OK, State.LIMITED)
+    assert "sudo" in finding.fix
 
 
 def test_amd_is_left_out_without_rocm(monkeypatch: pytest.MonkeyPatch):

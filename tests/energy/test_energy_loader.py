@@ -207,7 +207,7 @@ def test_a_machine_without_a_gpu_is_metered(monkeypatch):
         next(iter(EnergyLoader(data(1), epochs=1, cost_threshold_j=5, sensors=[EstimateSensor()]).epochs()))
     with pytest.raises(InvalidInput, match="was not given"):
         next(EnergyLoader(data(1)).epochs())
-    with pytest.raises(InvalidInput, match="epochs must be at least 1"):
+    with pytest.raises(InvalidInput, match="at least 1"):
         EnergyLoader(data(1), epochs=0)
 
 
@@ -260,3 +260,25 @@ def test_ranks_stop_together_and_rank_0_meters_both_gpus(gpus, tmp_path):
     assert first["world_size"] == 2
     assert first["watts"] == pytest.approx(400, rel=0.3)
     assert [stub.limit_w(index) for index in range(2)] == [250.0, 250.0]
+
+
+def test_what_was_refused_is_refused_again():
+    """No GPU tells MAXPOWER: neither the first nor a second epochs() runs, metered or not."""
+    loader = EnergyLoader(
+        data(2), epochs=2, cost_threshold_j=10.0, sensors=[EstimateSensor()], clock=VirtualClock()
+    )
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="needs MAXPOWER"):
+            next(loader.epochs())
+
+
+@pytest.mark.parametrize("loader", [5, None, "batches"])
+def test_only_iterables_are_wrapped(loader):
+    with pytest.raises(InvalidInput, match=f"iterable of batches.*got {loader!r}"):
+        EnergyLoader(loader)
+
+
+@pytest.mark.parametrize("epochs", [0, "3", 2.5, True])
+def test_epochs_are_a_whole_number(epochs):
+    with pytest.raises(InvalidInput, match="epochs must be a whole number"):
+        EnergyLoader(data(2), epochs=epochs)

@@ -2,12 +2,18 @@
 
 import mlflow
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import penstock as pk
 from penstock.core import TrialStatus
+from penstock.core.errors import InvalidInput
 from penstock.integrations import MLflowLogger, TensorBoardLogger
+from penstock.integrations._inline import Inline
+from penstock.integrations._mlflow import clean_name
+from penstock.integrations._tensorboard import folder_name
 from penstock.report import read_journal
 
 from .conftest import make_study
@@ -36,7 +42,8 @@ def check_board(folder, state):
         assert found.get("loss", []) == expected
         if record.reports:
             drawn = sum(value for _, value in found["energy_j"])
-            assert drawn == pytest.approx(record.energy.joules, rel=1e-4)
+            assert drawn == pytest.approx(sum(r.energy.joules for r in record.reports), rel=1e-4)
+            assert found["last/energy_j"][-1][1] == pytest.approx(record.energy.joules, rel=1e-4)
             assert found["last/loss"][-1][1] == pytest.approx(record.metrics["loss"])
 
 
@@ -110,7 +117,8 @@ def check_mlflow(tracking, experiment, state):
             told = sorted((metric.step, metric.value) for metric in history)
             assert told == [(report.epoch, report.metrics["loss"]) for report in record.reports]
             drawn = sum(m.value for m in client.get_metric_history(run.info.run_id, "energy_j"))
-            assert drawn == pytest.approx(record.energy.joules)
+            assert drawn == pytest.approx(sum(report.energy.joules for report in record.reports))
+            assert float(run.data.tags["penstock.energy_j"]) == record.energy.joules
             assert run.data.tags["penstock.energy_source"] == str(record.energy.source)
     assert parent.data.metrics["energy_j"] == pytest.approx(state.energy.joules)
     assert parent.data.metrics["best.loss"] == min(
@@ -153,3 +161,98 @@ def test_a_server_that_is_not_there_is_said_and_the_study_goes_on(tmp_path, caps
     assert study.state.closed.reason == "finished"
     assert "MLflow was not told of everything" in capsys.readouterr().err
     assert mlflow.active_run() is None
+
+
+def odd(run):
+    for epoch in run.epochs(2):
+        run.report(
+            **{"f1@0.5": 0.5 + epoch, "f1#0.5": 7.0, "../up": 1.0, "a//b": 2.0, "loss": 1 / (epoch + 1)}
+        )
+
+
+def odd_study(path, name):
+    space = {"lr": pk.Choice(0.1), "bäume": pk.Choice(3), "long": pk.Choice("x" * 9000)}
+    return pk.Study(odd, space, minimize="f1@0.5", scheduler=pk.Full(trials=1), sampler=pk.Random(), name=name,
+                    store=path, executor=Inline())  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["it's mine", "a\\' or `1` = '1", 'say "hi"'])
+def test_mlflow_takes_any_name_and_knows_the_study_again(tmp_path, tracking, name):
+    path = str(tmp_path / "s.db")
+    experiment = f"odd {name}"
+    odd_study(path, name).run(view=MLflowLogger(experiment, tracking_uri=tracking, tags={"team@home": "5"}))
+    for _ in range(2):
+        MLflowLogger(experiment, tracking_uri=tracking).export(path)
+        client, (parent,), children = runs_of(tracking, experiment)
+        assert parent.data.tags["penstock.study"].startswith(name)
+        assert set(children) == {0}
+        run = children[0]
+        history = client.get_metric_history(run.info.run_id, "f1_0.5")
+        assert sorted((metric.step, metric.value) for metric in history) == [(1, 0.5), (2, 1.5)]
+        assert run.data.metrics["f1_0.5_2"] == 7.0
+        assert (run.data.metrics["_/up"], run.data.metrics["a/_/b"]) == (1.0, 2.0)
+        assert run.data.params["lr"] == "0.1"
+        assert run.data.params["bäume"] == "3"
+        assert run.data.params["long"].startswith("xxx")
+        assert parent.data.metrics["best.f1_0.5"] == 1.5
+        assert parent.data.tags["best.lr"] == "0.1"
+        assert parent.data.tags["team_home"] == "5"
+        assert parent.info.status == "FINISHED"
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_every_name_becomes_one_that_mlflow_takes_and_good_ones_stay(name):
+    from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
+
+    clean = clean_name(name)
+    for prefix in ("", "best."):
+        for check in (_validate_metric_name, _validate_param_name, _validate_tag_name):
+            check(prefix + clean)
+    assert clean_name(clean) == clean
+    assert clean_name("val_loss/fold-1: F1 .5") == "val_loss/fold-1: F1 .5"
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_a_studys_folder_is_below_the_loggers(name):
+    found = folder_name(name)
+    assert found
+    assert found not in (".", "..")
+    assert not set("/\\\0\n") & set(found)
+    assert len(found.encode()) <= 255
+    other = name + "x"
+    assert folder_name(other) != found
+
+
+@pytest.mark.parametrize("name", ["../evil", "ABSOLUTE", ".", "a/b"])
+def test_tensorboard_stays_in_its_folder(tmp_path, name):
+    base = tmp_path / "base"
+    name = str(tmp_path / "abs") if name == "ABSOLUTE" else name
+    odd_study(str(tmp_path / "s.db"), name).run()
+    for _ in range(2):
+        TensorBoardLogger(base / "runs").export(str(tmp_path / "s.db"))
+    (folder,) = (base / "runs").iterdir()
+    assert [path.name for path in base.iterdir()] == ["runs"]
+    assert not (tmp_path / "abs").exists()
+    (tag,) = [steps for tag, steps in scalars(folder / "trial-0000").items() if tag.startswith("f1") and len(steps) == 2
+              and steps[0][1] == 0.5]  # fmt: skip
+    assert tag == [(1, 0.5), (2, 1.5)]
+
+
+def test_loggers_say_what_they_cannot_use(store, tmp_path):
+    (tmp_path / "file").touch()
+    for wrong in (5, None, "", tmp_path / "file"):
+        with pytest.raises(InvalidInput, match="folder"):
+            TensorBoardLogger(wrong)
+    with pytest.raises(InvalidInput, match="Can't write"):
+        TensorBoardLogger(tmp_path / "file" / "runs").export(store)
+    for wrong in (5, None, object()):
+        with pytest.raises(InvalidInput, match="source takes"):
+            TensorBoardLogger(tmp_path / "runs").export(wrong)
+    for wrong in (5, "tag", {5: "x"}):
+        with pytest.raises(InvalidInput, match="tags takes"):
+            MLflowLogger(tags=wrong)
+    for wrong in (5, ""):
+        with pytest.raises(InvalidInput, match="tracking_uri takes"):
+            MLflowLogger(tracking_uri=wrong)
+    with pytest.raises(InvalidInput, match="'nonsense://x'"):
+        MLflowLogger(tracking_uri="nonsense://x").export(store)

@@ -1,6 +1,8 @@
 """Export to an Optuna storage and import from one, against Optuna and optuna-dashboard themselves."""
 
 import json
+import re
+import warnings
 from io import BytesIO
 
 import optuna
@@ -10,6 +12,7 @@ from optuna_dashboard import wsgi
 
 import penstock as pk
 from penstock.core import StudyState
+from penstock.core.errors import InvalidInput
 from penstock.integrations import export_optuna, import_optuna
 from penstock.integrations._inline import Inline
 from penstock.report import read_journal
@@ -198,3 +201,65 @@ def test_what_does_not_fit_is_said():
     optuna.create_study(storage=storage, study_name="two")
     with pytest.raises(pk.errors.InvalidInput, match="2 studies"):
         import_optuna(storage, {"x": pk.Float(0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ("optuna.db", "sqlite:///optuna.db"),
+        ("", "storage takes"),
+        (5, "storage takes"),
+        (None, "storage takes"),
+        ("nonsense:///x", "can't open the storage nonsense:///x"),
+        ("sqlite:///none/of/these/optuna.db", "can't open the storage"),
+        ("redis://localhost", "can't open the storage"),
+    ],
+)
+def test_what_is_no_storage_is_said(store, tmp_path, monkeypatch, storage, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        export_optuna(store, storage)
+    with pytest.raises(InvalidInput):
+        import_optuna(storage, {"lr": pk.Float(0, 1)})
+    assert sorted(path.name for path in tmp_path.glob("*optuna*")) == []
+
+
+def test_a_password_is_not_said(store):
+    with pytest.raises(InvalidInput) as caught:
+        export_optuna(store, "nonsense://me:secret@host/db")
+    assert "me:***@host" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_sources_and_missing_files_are_refused_and_none_is_made(tmp_path):
+    for wrong in (5, None, object()):
+        with pytest.raises(InvalidInput, match="source takes"):
+            export_optuna(wrong, f"sqlite:///{tmp_path}/optuna.db")
+    with pytest.raises(InvalidInput, match="no file"):
+        import_optuna(f"sqlite:///{tmp_path}/old.db", {"lr": pk.Float(0, 1)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_takes_only_what_it_can_use():
+    study = optuna.create_study(direction="maximize")
+    study.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=2)
+    space = {"lr": pk.Float(0, 1)}
+    for first in (-1, "x", 1.5, True, None):
+        with pytest.raises(InvalidInput, match="first takes"):
+            import_optuna(study, space, first=first)
+    with pytest.raises(InvalidInput, match="space takes"):
+        import_optuna(study, None)
+    with pytest.raises(InvalidInput, match="then takes"):
+        import_optuna(study, space, then="tpe")
+    with pytest.raises(InvalidInput, match="maximises a value, but the new study"):
+        import_optuna(study, space, minimize="loss")
+    with pytest.raises(InvalidInput, match="would mislead"):
+        import_optuna(study, space, maximize=["acc", "f1"])
+    assert (
+        import_optuna(study, space, maximize="acc", first=1).start(pk.Space(**space), objectives=1, seed=0)
+        is None
+    )
+    with warnings.catch_warnings(action="ignore"):  # experimental
+        study.set_metric_names(["f1"])
+    with pytest.raises(InvalidInput, match="maximises f1"):
+        import_optuna(study, space, maximize="acc")

@@ -1,5 +1,6 @@
 """Prometheus's metrics, parsed by Prometheus's own parser."""
 
+import socket
 import urllib.request
 
 import pytest
@@ -7,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as pk
 from penstock.core import StudyState
+from penstock.core.errors import InvalidInput, PenstockError, StoreError
 from penstock.integrations import StudyCollector, metrics_app, metrics_text, serve_metrics
 from penstock.report import read_journal
 from penstock.store import open_store
@@ -98,3 +100,23 @@ def test_several_studies_are_told_apart(store):
     found = samples(metrics_text(store))
     assert found["penstock_epochs_total", "curves"] != found["penstock_epochs_total", "other"]
     assert ("penstock_epochs_total", "other") not in samples(metrics_text(store, "curves"))
+
+
+def test_what_cannot_be_served_is_said(store, tmp_path):
+    for port in (-1, 65536, "x", 1.5, None, True):
+        with pytest.raises(InvalidInput, match="port must be"):
+            serve_metrics(store, port=port)
+    with pytest.raises(InvalidInput, match="host takes"):
+        serve_metrics(store, host=5, port=0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(InvalidInput, match="Give another port"),
+    ):
+        serve_metrics(store, port=taken.getsockname()[1])
+    with pytest.raises(StoreError, match="no store"):
+        serve_metrics(tmp_path / "none.db", port=0)
+    with pytest.raises(PenstockError, match="nobody"):
+        serve_metrics(store, "nobody", port=0)
+    with pytest.raises(InvalidInput, match="store takes"):
+        metrics_text(5)
+    assert not (tmp_path / "none.db").exists()

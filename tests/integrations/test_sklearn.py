@@ -17,6 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import penstock as pk
+from penstock.core.errors import InvalidInput
 from penstock.integrations import PenstockSearchCV
 from penstock.report import read_journal
 
@@ -195,3 +196,9 @@ def test_what_cannot_work_is_said():
         search(n_trials=0).fit(X, y)
     with pytest.raises(pk.errors.InvalidInput, match="max_epochs=3"):
         search(scheduler=pk.Halving(max_epochs=2, min_epochs=1, eta=2, trials=2)).fit(X, y)
+
+
+@pytest.mark.parametrize("space", [None, 5, [("C", 1)]])
+def test_a_space_that_is_none_is_said(space):
+    with pytest.raises(InvalidInput, match="space takes"):
+        PenstockSearchCV(Ridge(), space).fit(*make_regression(20, random_state=0))

@@ -310,3 +310,30 @@ def test_what_cannot_work_is_said(callback):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         callback()
+
+
+@pytest.mark.parametrize("callback", [LightningCallback, TransformersCallback])
+@pytest.mark.parametrize("wrong", [{"metrics": 5}, {"metrics": [5]}, {"sensors": 5}, {"sensors": [5]}])
+def test_bad_arguments_are_said(callback, wrong):
+    with pytest.raises(pk.errors.InvalidInput, match=f"{next(iter(wrong))} takes"):
+        callback(**wrong)
+
+
+def test_lightning_says_if_none_of_the_wanted_metrics_is_logged():
+    def train(run):
+        fit(LightningCallback(run, metrics={"val_los": "loss"}), epochs=1)
+
+    (record,) = study(train, scheduler=pk.Full(trials=1, sampler=pk.Random()), retries=0).run().trials
+    assert record.status.value == "failed"
+    for word in ("'val_los'", "'train_loss'", "'val_loss'"):
+        assert word in record.reason + record.error
+
+
+def test_transformers_says_if_none_of_the_wanted_metrics_is_logged(capsys):
+    def train(run):
+        tune(TransformersCallback(run, metrics=["eval_accuracy"]), run.folder, epochs=1)
+
+    (record,) = study(train, scheduler=pk.Full(trials=1, sampler=pk.Random()), retries=0).run().trials
+    assert record.status.value == "failed"
+    for word in ("'eval_accuracy'", "'eval_loss'"):
+        assert word in record.reason + record.error

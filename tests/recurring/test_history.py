@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput, StoreCorrupt
@@ -14,6 +14,7 @@ from penstock.recurring import Decision, History, JobSpec, Result
 from penstock.recurring._history import (
     decision_from_json,
     decision_to_json,
+    profile_to_json,
     result_from_json,
     result_to_json,
 )
@@ -133,6 +134,37 @@ def test_the_view_is_the_same_whether_folded_at_once_or_step_by_step():
         step.apply(record)
         step.view(SPEC)
     assert step.view(SPEC) == History.fold(records).view(SPEC)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_views_of_several_devices_are_the_same_however_often_they_were_looked_at(data):
+    """What is kept between views is never stale: results and profiles come in any order, on any device."""
+    kinds, sizes = ("", "V100", "A40"), (8, 16, 32)
+    points = st.dictionaries(
+        st.sampled_from([100.0, 200.0]),
+        st.tuples(st.sampled_from([1.0, 2.0, 5.0]), st.sampled_from([80.0, 150.0])),
+        min_size=1,
+    )
+    step = History()
+    records: list[dict[str, object]] = []
+    for n in range(data.draw(st.integers(1, 12))):
+        kind, size = data.draw(st.sampled_from(kinds)), data.draw(st.sampled_from(sizes))
+        new: list[dict[str, object]] = [{"d": decision_to_json(Decision(n, size, 100.0, device=kind))}]
+        if data.draw(st.booleans()):
+            profile = data.draw(points | st.just({}))
+            epochs = data.draw(st.sampled_from([1.0, 4.0]))
+            new.append({"r": result_to_json(Result(n, epochs, 3.0 * epochs, 200.0, True, profile))})
+        if data.draw(st.booleans()):
+            other = [data.draw(st.sampled_from(kinds)), data.draw(st.sampled_from(sizes))]
+            new.append({"p": [*other, profile_to_json(data.draw(points))]})
+        for record in new:
+            step.apply(record)
+            records.append(record)
+            if data.draw(st.booleans()):
+                step.view(SPEC, data.draw(st.sampled_from(kinds)))
+    for kind in kinds:
+        assert step.view(SPEC, kind) == History.fold(records).view(SPEC, kind)
 
 
 def test_unreadable_records_say_which():

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidInput
 from penstock.recurring import read_workloads
+from penstock.recurring._overlap import read_arrivals
 
 
 def test_paper_workloads_get_table_1_and_others_are_derived(traces):
@@ -110,3 +111,69 @@ def test_a_target_nobody_reaches_has_no_optimum(traces):
     one = read_workloads(*traces, names=["my-data"], targets={"my-data": 0.9}, defaults={"my-data": 4})[0]
     assert one.optimum(0.5)[0] == 4
     assert math.isinf(one.mean_epochs(8))
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "cell", "match"),
+    [
+        (0, "batch_size", "0", "batch_size must be a whole number of at least 1, got '0'"),
+        (0, "batch_size", "nan", "batch_size must be a finite number, got 'nan'"),
+        (1, "batch_size", "x", "batch_size must be a finite number, got 'x'"),
+        (1, "batch_size", "2.5", "batch_size must be a whole number"),
+        (0, "target_metric", "zz", "target_metric must be a finite number, got 'zz'"),
+        (0, "target_metric", "inf", "target_metric must be a finite number"),
+        (0, "target_epoch", "0.5", "target_epoch must be a whole number .* got '0.5'"),
+        (1, "power_limit", "nan", "power_limit must be a finite number, got 'nan'"),
+        (1, "power_limit", "-90", "power_limit must be greater than 0"),
+    ],
+)
+@pytest.mark.parametrize("row", [1, -1])  # a workload of the paper's, and another
+def test_bad_cells_are_named_with_their_line(traces, file, column, cell, match, row):
+    path = traces[file]
+    lines = [line for line in path.read_text().splitlines() if line]
+    at = lines[0].split(",").index(column)
+    cells = lines[row].split(",")
+    cells[at] = cell
+    lines[row] = ",".join(cells)
+    path.write_text("\n".join(lines))
+    line = 2 if row == 1 else len(lines)
+    with pytest.raises(InvalidInput, match=rf"{path.name}, line {line}: {match}"):
+        read_workloads(*traces)
+
+
+def test_targets_and_defaults_of_unknown_workloads_are_named(traces):
+    with pytest.raises(InvalidInput, match=r"target was given for mnist: .* cifar100, my-data"):
+        read_workloads(*traces, targets={"mnist": 0.5})
+    with pytest.raises(InvalidInput, match=r"default batch size was given for mnist"):
+        read_workloads(*traces, defaults={"mnist": 8})
+    with pytest.raises(InvalidInput, match=r"at least 1, got 0"):
+        read_workloads(*traces, defaults={"cifar100": 0})
+    # One that was not asked for is known all the same.
+    assert read_workloads(*traces, names=["my-data"], defaults={"CIFAR-100": 256})[0].name == "my-data"
+
+
+def test_a_binary_file_is_no_trace(traces, tmp_path):
+    for content in (b"\xff\xfe\x00\x01" * 50, traces[1].read_bytes() + b"\x00\x80\n"):
+        bad = tmp_path / "bad.csv"
+        bad.write_bytes(content)
+        with pytest.raises(InvalidInput, match=r"bad\.csv is not a CSV file of text"):
+            read_workloads(traces[0], bad)
+        with pytest.raises(InvalidInput, match=r"bad\.csv is not a CSV file of text"):
+            read_arrivals(bad)
+
+
+def test_arrivals_need_a_finite_length(tmp_path):
+    path = tmp_path / "arrivals.csv"
+    head = "group,start_time,end_time\n"
+    path.write_text(head + "a,0,10\na,5,5\nb,7,3\n")
+    assert [(a.group, a.runtime_s) for a in read_arrivals(path)] == [("a", 10.0)]
+    path.write_text(head + "a,5,5\n")
+    with pytest.raises(InvalidInput, match="no arrivals whose end_time is after"):
+        read_arrivals(path)
+    for row in ("a,0,inf", "a,nan,5", "a,0,x", "a,0"):
+        path.write_text(head + "a,0,10\n" + row + "\n")
+        with pytest.raises(InvalidInput, match="line 3"):
+            read_arrivals(path)
+    path.write_text(head)
+    with pytest.raises(InvalidInput, match="no arrivals"):
+        read_arrivals(path)

@@ -1,12 +1,15 @@
 """The dashboard over HTTP: every view, the token, the headers, errors as JSON, and that nothing is written."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +24,9 @@ from penstock.core import SessionOpened
 from penstock.core.errors import InvalidInput, PenstockError, StoreError
 from penstock.report import _feed, views
 from penstock.report._feed import Feed
+from penstock.report._static import write_report
 from penstock.report.dashboard import serve
-from penstock.report.dashboard._app import make_app
+from penstock.report.dashboard._app import _stream, make_app
 from penstock.report.dashboard._assess import Assessor
 from penstock.report.views import Folded, Options
 from penstock.store import open_store
@@ -39,7 +43,7 @@ def client_of(store: str, *, token: str | None = None, hosts: tuple[str, ...] | 
     feed = Feed(store)
     with TestClient(make_app(feed, token=token, hosts=hosts), follow_redirects=False) as client:
         for entry in feed.studies():
-            assert feed.wait_read(entry.id, 30)
+            assert not entry.events or feed.wait_read(entry.id, 30)
         yield client
 
 
@@ -142,6 +146,8 @@ def test_plotly_comes_from_the_installed_package(client):
         ("/api/study/{}/trial?trial=x", 400, "whole number"),
         ("/api/study/{}/trial", 400, "Which trial"),
         ("/api/study/{}/table?sort=nonsense", 404, "no column 'nonsense'"),
+        ("/api/study/{}/table?filter=x%20%3C%20abc", 400, "'x' has numbers, and 'abc' is none"),
+        ("/api/study/{}/table?filter=x%20%3E=", 400, "'x' has numbers"),
         ("/api/study/{}/history?x=nonsense", 400, "x takes one of"),
         ("/api/study/{}/history?nonsense=1", 404, "no parameter 'nonsense'"),
         ("/api/recurring?job=x", 404, "no recurring job 'x'"),
@@ -170,6 +176,27 @@ def test_a_foreign_name_for_this_machine_is_refused(client):
     assert client.get("/api/studies", headers={"host": "localhost:8391"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("LocalHost", 200),
+        ("localhost.", 200),
+        ("localhost.:8391", 200),
+        ("127.0.0.1:80", 200),
+        ("localhost:", 400),
+        ("localhost:80a", 400),
+        ("localhost:80@evil.example", 400),
+        ("evil.example:127.0.0.1", 400),
+        ("localhost.evil.example", 400),
+        ("[::1]:8391", 400),  # not among this one's names
+        ("[::1", 400),
+        ("", 400),
+    ],
+)
+def test_the_host_is_compared_as_names_are(client, host, status):
+    assert client.get("/api/studies", headers={"host": host}).status_code == status
+
+
 def test_a_token_is_asked_for_and_leaves_the_address(store):
     with client_of(store, token=TOKEN, hosts=None) as client:
         for path in (
@@ -186,7 +213,7 @@ def test_a_token_is_asked_for_and_leaves_the_address(store):
             assert "content-security-policy" in refused.headers
         for wrong in ("", "x", TOKEN[:-1], TOKEN + "x", "\u00e9"):
             assert client.get("/", params={"token": wrong}).status_code == 401
-            cookie = {"cookie": f"penstock_token={wrong.encode().hex()}"}
+            cookie = {"cookie": f"penstock_token_80={wrong.encode().hex()}"}
             assert client.get("/", headers=cookie).status_code == 401
         assert client.get("/api/studies", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
         answer = client.get("/", params={"token": TOKEN})
@@ -198,9 +225,40 @@ def test_a_token_is_asked_for_and_leaves_the_address(store):
         assert client.get("/api/studies").status_code == 200
 
 
-def test_short_tokens_and_missing_stores_are_refused(store):
-    with pytest.raises(InvalidInput, match="can be guessed"):
-        serve(store, token="short")
+@pytest.mark.parametrize(
+    "path",
+    ["//evil.example/.", "///evil.example", "/\\evil.example", "/%2fevil.example", "/%5cevil.example/"],
+)
+def test_the_token_leads_to_no_other_host(store, path):
+    with client_of(store, token=TOKEN, hosts=None) as client:
+        answer = client.get(f"http://testserver{path}?token={TOKEN.replace(' ', '%20')}")
+        assert answer.status_code == 303
+        assert urllib.parse.urljoin("http://testserver/", answer.headers["location"]).startswith(
+            "http://testserver/evil.example"
+        )
+
+
+def test_the_cookie_is_of_this_port_alone(store):
+    feed = Feed(store)
+    with TestClient(make_app(feed, token=TOKEN), "http://testserver:8391", follow_redirects=False) as client:
+        cookies = client.get("/", params={"token": TOKEN}).cookies
+        assert list(cookies) == ["penstock_token_8391"]
+        kept = cookies["penstock_token_8391"]
+        client.cookies.clear()
+        other = {"cookie": f"penstock_token_8392={kept}; penstock_token={kept}"}
+        assert client.get("/", headers=other).status_code == 401
+        assert client.get("/", headers={"cookie": f"penstock_token_8391={kept}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "token", ["\u00e9" * 16, "sixteen&letters#", "sixteen+letters%", "sixteen letters ", "short"]
+)
+def test_tokens_that_can_be_guessed_or_are_no_part_of_an_address_are_refused(store, token):
+    with pytest.raises(InvalidInput, match="can be guessed" if token == "short" else "part of an address"):
+        serve(store, token=token)
+
+
+def test_missing_stores_are_refused(store):
     with pytest.raises(StoreError, match="no store"):
         serve(Path(store).parent / "nonsense.db")
 
@@ -284,6 +342,110 @@ def test_importance_is_found_by_a_process_that_survives_bad_questions_and_is_rep
         assessor.assess(given)
 
 
+def test_the_process_of_importance_imports_nothing_from_the_folder_it_is_started_in(tmp_path, monkeypatch):
+    for name in ("optuna", "sklearn", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    given = {"metric": "loss", "maximize": False, "space": None, "scored": 2}
+    given["trials"] = [({"lr": 0.1, "act": "relu"}, 1.0), ({"lr": 0.2, "act": "relu"}, 2.0)]
+    assessor = Assessor()
+    try:
+        assert assessor.assess(given)["left_out"] == ["act"]
+    finally:
+        assessor.close()
+    assert not (tmp_path / "executed").exists()
+
+
+def messages(feed: Feed, study: int | None, steps) -> list[dict]:
+    """What a stream says: each step is done after one message, and the next message is waited for."""
+
+    async def listen() -> list[dict]:
+        found = []
+        stream = _stream(feed, study)
+        for step in [*steps, None]:
+            async with asyncio.timeout(20):
+                found.append(json.loads((await anext(stream)).decode().partition("data: ")[2]))
+            if step is not None:
+                step()
+        return found
+
+    return asyncio.run(listen())
+
+
+RECORDS = [
+    {"d": {"n": 0, "b": 32, "t": 0.0}},
+    {"r": {"n": 0, "epochs": 3, "s": 10.0, "j": 100.0, "reached": True}},
+]
+
+
+def test_a_store_without_a_study_is_listened_to_until_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(_feed, "POLL_S", 0.05)
+    with open_store(tmp_path / "s.db", write=True) as writer:
+        feed = Feed(tmp_path / "s.db")
+        feed.start()
+        try:
+            steps = (
+                lambda: writer.put("recurring/nightly", {"format": 1, "records": []}),
+                lambda: writer.create("first", spec(), None),
+            )
+            empty, job, study = messages(feed, None, steps)
+        finally:
+            feed.close()
+    assert (empty["studies"], job["studies"], study["studies"]) == (0, 0, 1)
+    assert empty["jobs"] < job["jobs"] == study["jobs"]
+
+
+def test_a_new_run_of_a_recurring_job_is_told_to_who_looks_at_a_study(tmp_path, monkeypatch):
+    monkeypatch.setattr(_feed, "POLL_S", 0.05)
+    with open_store(tmp_path / "s.db", write=True) as writer:
+        entry = writer.create("idle", spec(), None)
+        writer.put("recurring/nightly", {"format": 1, "records": RECORDS[:1]})
+        feed = Feed(tmp_path / "s.db")
+        with TestClient(make_app(feed)) as client:
+            told = client.get("/api/studies").json()
+            steps = [lambda: writer.put("recurring/nightly", {"format": 1, "records": RECORDS})]
+            before, after = messages(feed, entry.id, steps)
+            runs = client.get("/api/recurring", params={"job": "nightly"}).json()["runs"]
+    assert told["jobs"] == ["nightly"]
+    assert told["jobs_version"] == before["jobs"] < after["jobs"]
+    assert [run["state"] for run in runs] == ["reached"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        5,
+        [1],
+        {"records": "text"},
+        {"records": [5]},
+        {"records": [{"d": {}}]},
+        {"records": [RECORDS[0], {"r": {"n": 0}}]},
+        {"records": [], "eta": "x"},
+        {"archived": "x", "records": []},
+        {"archived": 3, "records": []},
+        {"archived": 1},
+    ],
+)
+def test_a_foreign_value_among_recurring_jobs_is_said_and_harms_nothing_else(tmp_path, value):
+    with open_store(tmp_path / "s.db", write=True) as writer:
+        writer.create("study", spec(), None)
+        writer.put("recurring/mine", {"format": 1, "records": RECORDS})
+        writer.put("recurring/odd", value)
+    with client_of(str(tmp_path / "s.db")) as client:
+        assert client.get("/api/studies").json()["jobs"] == ["mine", "odd"]
+        assert client.get("/api/studies").json()["problem"] == ""
+        assert len(client.get("/api/recurring?job=mine").json()["runs"]) == 1
+        answer = client.get("/api/recurring?job=odd")
+        assert answer.status_code == 503
+        assert "'recurring/odd" in answer.json()["error"]["reason"]
+        assert client.get("/api/study/1/overview").status_code == 200
+    write_report(tmp_path / "s.db", tmp_path / "report.md")
+    text = (tmp_path / "report.md").read_text()
+    assert "recurring/odd" in text
+    assert "Recurring job mine" in text
+
+
 def spec() -> dict[str, object]:
     return {"goal": [{"metric": "loss", "maximize": False}], "space": SPACE}
 
@@ -364,7 +526,13 @@ def test_the_command_asks_for_a_token_on_any_other_host(store):
     with served(store, "--host", "0.0.0.0") as address:
         place, _, token = address.partition("?token=")
         assert len(token) >= 32
-        here = place.replace("0.0.0.0", "127.0.0.1")
+        assert "0.0.0.0" not in place
+        port = urllib.parse.urlsplit(place).port
+        cookies = urllib.request.HTTPCookieProcessor()
+        browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), cookies)
+        with browser.open(address, timeout=20) as answer:  # what it prints can be opened
+            assert answer.status == 200
+        here = f"http://127.0.0.1:{port}/"
         assert status_of(here) == status_of(here + "api/studies") == status_of(here + "?token=x") == 401
         request = urllib.request.Request(here + "api/studies", headers={"authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -374,6 +542,24 @@ def test_the_command_asks_for_a_token_on_any_other_host(store):
 def test_the_command_serves_on_loopback_and_streams(store):
     with served(store) as address:
         check_stream(address.rstrip("/"))
+
+
+def test_it_ends_in_good_order_while_a_page_is_open(store):
+    code = "from penstock.cli import main; main()"
+    command = [sys.executable, "-c", code, "dashboard", store, "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with urllib.request.urlopen(f"{address}api/stream", timeout=20) as stream:
+            assert stream.readline().startswith(b"event: change")
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=30)
+    assert "Traceback" not in said
+    assert "ERROR" not in said
 
 
 def check_stream(served: str) -> None:

@@ -1,6 +1,7 @@
 """Reports in files and figures in notebooks: what they say is what the store has, and no markup of a trial's is any."""
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -10,13 +11,14 @@ from typer.testing import CliRunner
 
 import penstock as pk
 from penstock.cli._app import app
-from penstock.core import Noted, SessionOpened
-from penstock.core.errors import InvalidInput
+from penstock.core import Noted, SessionOpened, TrialStatus
+from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
-from penstock.report._static import figures, report_html, report_markdown, write_report
+from penstock.report._static import figures, jobs_alone, report_html, report_markdown, write_report
 from penstock.report.views import Folded
+from penstock.store import open_store
 from penstock.testing.journals import folded_of, journal
 
 run = CliRunner()
@@ -65,6 +67,7 @@ def test_html_report_is_self_contained_and_escaped(store, simulated, tmp_path):
         "Parallel coordinates",
         "Devices",
         "Best trials",
+        "Pareto front",
         "Log",
     ]
 
@@ -90,6 +93,65 @@ def test_markdown_report_keeps_its_tables_whole(store, tmp_path):
     odd = Folded.of("a|b\n# <script>", Goal.of("loss", None), events)
     assert "<script" not in report_markdown(odd, {})
     assert report_markdown(odd, {}).count("\n# ") == 0
+
+
+def table_of(text: str, title: str) -> list[list[str]]:
+    """The rows of a table in a Markdown report, but for its head."""
+    lines = text.split(f"## {title}\n")[1].split("\n## ")[0].strip().splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def test_markdown_report_has_front_failures_and_log():
+    folded, jobs = everything()
+    text = report_markdown(folded, jobs)
+    # The front by its definition: nobody is at least as good in loss, time and energy and better in one of them.
+    known = {}
+    for record in folded.state.trials.values():
+        if record.status is not TrialStatus.FAILED and math.isfinite(record.metrics.get("loss", math.nan)):
+            known[record.id] = (record.metrics["loss"], record.train_s, record.energy.joules)
+    front = {
+        trial
+        for trial, own in known.items()
+        if not any(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in known.values()
+        )
+    }
+    shown = table_of(text, "Pareto front")
+    assert {int(row[0]) for row in shown} == front
+    losses = [known[int(row[0])][0] for row in shown]
+    assert losses == sorted(losses)
+    failed = [r for r in folded.state.trials.values() if r.status is TrialStatus.FAILED]
+    assert failed
+    assert sum(int(row[0]) for row in table_of(text, "Failures")) == len(failed)
+    last = table_of(text, "Log")
+    assert 0 < len(last) <= 20
+    assert {row[1] for row in last} >= {"noted"}
+    assert table_of(text, "Recurring job nightly")[0][:3] == ["32", "3", "2"]
+
+
+def test_a_store_with_nothing_but_a_recurring_job_has_a_report(tmp_path):
+    _, jobs = everything()
+    with open_store(tmp_path / "s.db", write=True) as writer:
+        writer.put("recurring/nightly", jobs["nightly"])
+    for kind in ("html", "md", "json", "png"):
+        assert write_report(tmp_path / "s.db", tmp_path / f"r.{kind}").stat().st_size > 0
+    text = (tmp_path / "r.md").read_text()
+    assert text.startswith("# Recurring jobs\n")
+    assert "3 runs, 2 reached the target; 303 J in all; batch size 32 is cheapest so far" in text
+    assert table_of(text, "Recurring job nightly")[0][:3] == ["32", "3", "2"]
+    told = json.loads((tmp_path / "r.json").read_text())
+    assert [run["energy_j"] for run in told["recurring"][0]["runs"]] == [100.0, 101.0, 102.0]
+    assert (tmp_path / "r.html").read_text().count("<img") == 2
+    text, data = jobs_alone(tmp_path / "s.db")
+    assert text == "job nightly: 3 runs, 2 reached the target; 303 J in all; batch size 32 is cheapest so far"
+    assert data == told
+    with pytest.raises(PenstockError, match="no study"):
+        write_report(tmp_path / "s.db", tmp_path / "r.md", "other")
+    with open_store(tmp_path / "empty.db", write=True):
+        pass
+    with pytest.raises(PenstockError):
+        write_report(tmp_path / "empty.db", tmp_path / "r.md")
+    assert jobs_alone(tmp_path / "empty.db") is None
 
 
 def test_png_report_is_a_picture(store, tmp_path):
@@ -206,6 +268,14 @@ def test_study_plot_gives_plotly_figures(tmp_path, kept):
     for name in ("power", "sm2", "limits"):
         with pytest.raises(InvalidInput):
             getattr(study.plot, name)()
+    for wrong in ("x", -1, 5, None, True):
+        with pytest.raises(InvalidInput, match="objective"):
+            study.plot.history(objective=wrong)
+    for wrong in (-1, 0, "x", None):
+        with pytest.raises(InvalidInput, match="limit takes"):
+            study.plot.curves(limit=wrong)
+    with pytest.raises(InvalidInput, match="trial takes"):
+        study.plot.parallel(trial="x")
     with pytest.raises(InvalidInput, match="no trial 99"):
         study.plot.trial(99)
     with pytest.raises(InvalidInput, match="reports no 'acc'"):

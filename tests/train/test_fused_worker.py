@@ -118,3 +118,40 @@ def test_measuring_asks_the_rule_with_what_memory_there_is(tmp_path):
     note = sinks[0].notes[0][1]
     assert [count for count, _, _ in note["profiles"]][:2] == [1, 2]
     assert note["reason"]
+
+
+@pytest.mark.parametrize("facts", [{"count": 4}, {"count": 4, "check": True}, {"count": 1, "check": True}])
+def test_every_joule_of_a_placement_is_told_once(tmp_path, facts):
+    """At one constant power: what its members are told is that power times its time."""
+    import time
+
+    from penstock.energy import EpochMeter, EstimateSensor, Meter
+
+    class Joules(Sink):
+        told_j = 0.0
+
+        def reported(self, report):
+            super().reported(report)
+            self.told_j += report[3][0]
+
+    def slow(**_):
+        time.sleep(0.03)
+        return nn.Linear(5, 2).double()
+
+    sensor = EstimateSensor(cores=2)
+    sensor.energy_j = lambda: sensor.idle_w * time.monotonic()
+    hook = EpochMeter(Meter([sensor]))
+    task = make_task()
+    task.model = slow
+    sinks, ends = [Joules() for _ in range(4)], {}
+    settings = Settings(tmp_path, ("loss",), make_meter=lambda devices: hook, choose_fusion=choose_count)
+    run_all(task, specs(4), settings, sinks, ends.__setitem__, facts={"fusion": facts})  # loads modules
+    sinks, ends = [Joules() for _ in range(4)], {}
+    settings = Settings(tmp_path / "2", ("loss",), make_meter=lambda devices: hook)
+    begun_s = time.monotonic()
+    run_all(task, specs(4), settings, sinks, ends.__setitem__, facts={"fusion": facts})
+    drawn_j = sensor.idle_w * (time.monotonic() - begun_s)
+    assert [end.error for end in ends.values()] == [""] * 4
+    outside_j = [end.energy[0] for end in ends.values()]
+    assert sum(sink.told_j for sink in sinks) + sum(outside_j) == pytest.approx(drawn_j, rel=0.1)
+    assert all(joules > 0.8 * 0.03 * sensor.idle_w for joules in outside_j)

@@ -1183,3 +1183,47 @@ def test_seconds_and_joules_of_lanes_add_up(tmp_path):
     assert sum(joules) <= Meter.total_j * (1 + 1e-9)
     assert joules[1] > joules[0] >= 0.5 * 4 * 4 * 0.005
     assert {energy[2] for sink in sinks for energy in sink.energies} == {int(Source.ATTRIBUTED)}
+
+
+def test_joules_of_lanes_outside_of_their_epochs_are_told_at_the_end(tmp_path):
+    import time
+
+    from penstock.core.measurement import Measurement, Source
+
+    told_j = 0.0
+
+    class Meter:
+        """One watt."""
+
+        def epoch_begin(self):
+            self.began_s = time.perf_counter()
+
+        def epoch_end(self):
+            nonlocal told_j
+            drawn_j = time.perf_counter() - self.began_s
+            told_j += drawn_j
+            return Measurement(drawn_j, "J", Source.MEASURED, 0.1)
+
+        def close(self):
+            pass
+
+    def slow(run):
+        time.sleep(0.05)
+        model = net()
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in run.epochs():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA), LABELS)
+            loss.backward()
+            optimizer.step()
+            time.sleep(0.01)
+            run.report(loss=loss)
+        time.sleep(0.05)
+
+    sinks = [Sink(), Sink()]
+    ends = run_placement(tmp_path, slow, sinks, make_meter=lambda devices: Meter())
+    assert [end.error for end in ends.values()] == ["", ""]
+    inside = sum(energy[0] for sink in sinks for energy in sink.energies)
+    outside = [end.energy[0] for end in ends.values()]
+    assert all(joules >= 0.09 for joules in outside)
+    assert inside + sum(outside) == pytest.approx(told_j, rel=0.1)

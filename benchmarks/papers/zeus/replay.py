@@ -105,6 +105,20 @@ def report(title: str, rows: Sequence[dict[str, Any]], *, each: bool = True) -> 
     return result
 
 
+def advantage(row: dict[str, Any]) -> float:
+    """By how much our regret is below Zeus's."""
+    return float(row["policies"]["zeus"]["regret"] - row["policies"]["ours"]["regret"])
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinities: null stands for them (never recovered, say)."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def drift(seeds: int) -> dict[str, Any]:
     """The optimum moves half-way: how long until the mean regret of a batch size is below 10% again."""
     from penstock.recurring._synthetic import Gpu, epochs_table, power_table
@@ -213,8 +227,7 @@ def main() -> None:
             results[gpu] = {"workloads": rows, **report(f"{gpu}, {seeds} seeds", rows)}
             eight = table(pool, workloads, seeds, in_flight=8)
             kept = [
-                (b["policies"]["zeus"]["regret"] - b["policies"]["ours"]["regret"])
-                / (a["policies"]["zeus"]["regret"] - a["policies"]["ours"]["regret"])
+                advantage(b) / advantage(a) if advantage(a) else None
                 for a, b in zip(rows, eight, strict=True)
             ]
             results[f"{gpu}, 8 in flight"] = {
@@ -222,7 +235,7 @@ def main() -> None:
                 "advantage_kept": {row["workload"]: k for row, k in zip(rows, kept, strict=True)},
                 **report(f"{gpu}, 8 recurrences in flight", eight),
             }
-            print("  advantage over zeus kept:", ", ".join(f"{k:.2f}" for k in kept))
+            print("  advantage over zeus kept:", ", ".join("-" if k is None else f"{k:.2f}" for k in kept))
             sweeps = pool.map(sweep, workloads)
             results[f"{gpu}, eta sweep"] = {w.name: s for w, s in zip(workloads, sweeps, strict=True)}
             moved = [
@@ -236,7 +249,7 @@ def main() -> None:
                 **report(f"{gpu}'s trainings on {few} made-up GPUs, {few} seeds", rows, each=False),
             }
             print(f"\n{gpu}, overlapping jobs (made-up arrivals)")
-            overlapping = {}
+            overlapping: dict[str, Any] = {}
             for name in ("default", "zeus", "ours"):
                 arrivals = synthetic_arrivals(workloads, groups=12, recurrences=60, seed=1)
                 done = replay_overlapping(arrivals, workloads, lambda w, n=name: make_policy(n, w, 0.5))
@@ -263,7 +276,7 @@ def main() -> None:
     save(
         "zeus",
         shlex.join(["python", "-m", "benchmarks.papers.zeus.replay", *sys.argv[1:]]),
-        results,
+        finite(results),
         ["numpy", "scipy"],
     )
 

@@ -38,8 +38,16 @@ JsonlOption = Annotated[
 ]
 BudgetOption = Annotated[
     list[str] | None,
-    typer.Option("--budget", help="NAME=NUMBER: trials, epochs, time_s, energy_wh, co2_g, cost."),
+    typer.Option(
+        "--budget",
+        help="NAME=NUMBER: trials, epochs, time_s, energy_wh, co2_g, cost; or finish=true|false: whether what runs "
+        "when it is used up may finish.",
+    ),
 ]
+PriceOption = Annotated[
+    float | None, typer.Option("--price", help="Price of a kilowatt-hour, for a budget of cost.")
+]
+CurrencyOption = Annotated[str | None, typer.Option("--currency", help="Currency of the price.")]
 
 
 @app.command()
@@ -50,11 +58,14 @@ def tune(
     view: ViewOption = "auto",
     jsonl: JsonlOption = None,
     budget: BudgetOption = None,
+    price: PriceOption = None,
+    currency: CurrencyOption = None,
 ) -> None:
     """Run a study that a Python file or module defines."""
     study = _load_study(target)
     if budget:
         study.budget = _budget(budget, study.budget)
+    _set_price(study, price, currency)
     _run(study, view, jsonl)
 
 
@@ -65,6 +76,11 @@ def resume(
     view: ViewOption = "auto",
     jsonl: JsonlOption = None,
     budget: BudgetOption = None,
+    price: PriceOption = None,
+    currency: CurrencyOption = None,
+    files: Annotated[
+        str | None, typer.Option("--files", help="Where its folder of checkpoints is now, if it was moved.")
+    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Set aside damaged records at the end first.")
     ] = False,
@@ -74,9 +90,10 @@ def resume(
 
     if repair:
         _repair(store, study)
-    loaded = Study.load(store, study)
+    loaded = Study.load(store, study, files=files)
     if budget:
         loaded.budget = _budget(budget, loaded.budget)
+    _set_price(loaded, price, currency)
     _run(loaded, view, jsonl)
 
 
@@ -98,7 +115,12 @@ def report(
         print(f"written to {write_report(store, output, study)}")
         return
     from penstock.report import read_journal, sm2_parameters, sm2_report, sm2_text, summarize, summary_text
+    from penstock.report._static import jobs_alone
 
+    alone = jobs_alone(store) if study is None else None
+    if alone is not None:
+        print(json.dumps(alone[1]) if as_json else alone[0])
+        return
     journal = read_journal(store, study)
     sm2 = None if sm2_parameters(journal.entry.spec) is None else sm2_report(journal)
     if as_json:
@@ -125,18 +147,21 @@ def trials(
     from penstock.report import read_journal, row
 
     journal = read_journal(store, study)
-    rows = [row(record) for record in journal.state.trials.values()]
+    spec = journal.entry.spec
+    rows = [row(record, spec, error=as_json) for record in journal.state.trials.values()]
+    names = list(dict.fromkeys(name for item in rows for name in item))
     if as_json:
         for item in rows:
             print(json.dumps(item))
-        return
-    names = list(dict.fromkeys(name for item in rows for name in item))
-    if as_csv:
+    elif as_csv:
         writer = csv.DictWriter(sys.stdout, names)
         writer.writeheader()
         writer.writerows(rows)
     else:
         _print_table(names, rows)
+    if journal.problem:
+        sys.stdout.flush()
+        raise StoreCorrupt(f"{journal.problem} What stands above is everything before it.")
 
 
 def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:
@@ -222,6 +247,8 @@ def simulate(
     study.run()
     result = outcome(study, int(devices))
     print(json.dumps(result) if as_json else outcome_text(result))
+    if result["best"] is None and result["failed"]:
+        raise typer.Exit(1)
 
 
 app.command()(dashboard)
@@ -233,12 +260,12 @@ app.command(context_settings={"ignore_unknown_options": True})(measure)
 
 
 def _load_study(target: str) -> Study:
-    from penstock.cli._load import load
+    from penstock.cli._load import call, load
     from penstock.study import Study
 
     found = load(target, "study")
     if callable(found) and not isinstance(found, Study):
-        found = found()
+        found = call(found, target)
     if not isinstance(found, Study):
         raise InvalidInput(
             f"{target} is not a penstock.Study (nor a function that returns one), but {found!r}."
@@ -252,8 +279,18 @@ def _run(study: Study, view: str, jsonl: str | None) -> None:
         print(study)
     closed = study.state.closed
     if closed is not None and closed.reason == "interrupted":
-        print(f"Go on with: penstock resume {study.store_url} --study {study.name}", file=sys.stderr)
-        raise typer.Exit(130)
+        if study.store_url is not None:
+            print(f"Go on with: penstock resume {study.store_url} --study {study.name}", file=sys.stderr)
+        raise typer.Exit(143 if closed.detail == "SIGTERM" else 130)
+    if study.best is None and study.state.counts.failed:
+        raise typer.Exit(1)
+
+
+def _set_price(study: Study, price: float | None, currency: str | None) -> None:
+    if price is not None:
+        study.price_per_kwh = price
+    if currency is not None:
+        study.currency = currency
 
 
 def _repair(store: str, name: str | None) -> None:

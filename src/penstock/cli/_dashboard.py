@@ -18,7 +18,9 @@ def dashboard(
     token: Annotated[
         str | None,
         typer.Option(
-            "--token", envvar="PENSTOCK_TOKEN", help="Asked of every request; made up where needed."
+            "--token",
+            envvar="PENSTOCK_TOKEN",
+            help="Asked of every request: 16 or more letters, digits, . _ ~ -; made up where needed.",
         ),
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Also open it in a browser.")] = False,

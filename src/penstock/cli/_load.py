@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -36,6 +37,26 @@ def load(target: str, default: str) -> Any:
     return value
 
 
+def call(function: Any, target: str) -> Any:
+    """What a user's function without arguments returns.
+
+    Raises:
+        InvalidInput: It needs arguments, or it fails; shows the user's traceback.
+    """
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise InvalidInput(
+            f"{target} is a function that can't be called without arguments ({error}). Name a Study, or a function "
+            "without arguments that returns one."
+        ) from None
+    except ValueError:
+        pass  # a built-in that does not tell
+    found: list[Any] = []
+    _execute(lambda: found.append(function()), target, "Calling")
+    return found[0]
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InvalidInput(
@@ -59,7 +80,7 @@ def _load_module(name: str) -> ModuleType:
     return found[0]
 
 
-def _execute(action: Any, what: str) -> None:
+def _execute(action: Any, what: str, doing: str = "Loading") -> None:
     from penstock.core.errors import PenstockError
 
     try:
@@ -68,22 +89,22 @@ def _execute(action: Any, what: str) -> None:
         raise
     except ModuleNotFoundError as error:
         raise InvalidInput(
-            f"Loading {what} failed: {error}. Is it installed, or is this the wrong folder?"
+            f"{doing} {what} failed: {error}. Is it installed, or is this the wrong folder?"
         ) from error
     except Exception as error:
         lines = traceback.format_exception(type(error), error, _users(error))
-        raise InvalidInput(f"Loading {what} failed:\n{''.join(lines).rstrip()}") from error
+        raise InvalidInput(f"{doing} {what} failed:\n{''.join(lines).rstrip()}") from error
 
 
 def _users(error: BaseException) -> Any:
-    """The user's part of a traceback: without our frames and the import system's."""
+    """The user's part of a traceback: without our frames and the import system's; None: it has none."""
     here = error.__traceback__
     while here is not None:
         name = here.tb_frame.f_code.co_filename
         if name != __file__ and "importlib" not in name:
             return here
         here = here.tb_next
-    return error.__traceback__
+    return None  # a mistake of syntax tells its own place
 
 
 def _ship_by_value(module: ModuleType) -> None:

@@ -32,15 +32,23 @@ def measure(
         str | None,
         typer.Option(help="Country of the electricity, e.g. DE, for CO2e; else the world average."),
     ] = None,
+    g_per_kwh: Annotated[
+        float | None,
+        typer.Option("--g-per-kwh", help="Grams of CO2e per kilowatt-hour, instead of a region."),
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Price of a kilowatt-hour.")] = None,
     currency: Annotated[str, typer.Option(help="Currency of the price.")] = "EUR",
 ) -> None:
     """Run a command and say what it took. The exit code is the command's (128 + n if signal n ended it)."""
     from penstock.core.errors import PenstockError
     from penstock.energy import Meter, co2, grid, money
+    from penstock.energy._carbon import check_amount
 
     try:
-        source = grid(region)
+        source = grid(region, g_per_kwh=g_per_kwh)
+        if price is not None:
+            check_amount("--price", price)
+        _check_output(output)
         with Meter() as meter:
             code, problem = run_command(command)
         energy = meter.energy if not meter.failures else None
@@ -77,7 +85,10 @@ def measure(
         },
     }
     if output is not None:
-        output.write_text(json.dumps(result, indent=2) + "\n")
+        try:
+            output.write_text(json.dumps(result, indent=2) + "\n")
+        except OSError as error:  # what was measured is still told, and the command's code still ours
+            print(f"penstock measure: can't write {str(output)!r}: {error.strerror}.", file=sys.stderr)
     if as_json:
         print(json.dumps(result), flush=True)
     else:
@@ -89,11 +100,26 @@ def measure(
         else:
             parts.append(str(energy))
             where = "world average grid, no --region given" if source.assumed else source.region
+            where = where if g_per_kwh is None else f"{g_per_kwh:g} g/kWh as given"
             parts.append(f"{carbon} CO2e, {where}")
         if cost is not None:
             parts.append(str(cost))
         print(f"{shlex.join(command)}: {', '.join(parts)}", file=sys.stderr, flush=True)
     raise typer.Exit(code)
+
+
+def _check_output(output: Path | None) -> None:
+    """Before the command runs: can its figures be kept afterwards?"""
+    from penstock.core.errors import InvalidInput
+
+    if output is None:
+        return
+    if output.is_dir():
+        raise InvalidInput(f"--output takes a file, but {str(output)!r} is a folder.")
+    if not output.parent.is_dir():
+        raise InvalidInput(f"Can't write {str(output)!r}: there is no folder {str(output.parent)!r}.")
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise InvalidInput(f"Can't write {str(output)!r}: permission denied.")
 
 
 def run_command(command: Sequence[str]) -> tuple[int, str]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
 
+from penstock.core import WallClock
 from penstock.core.errors import InvalidInput
 
 
@@ -14,7 +21,8 @@ def recur(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE:JOB", help="job.py:job or package.module:job; with --status also a store."
+            metavar="FILE:JOB",
+            help="job.py:job or package.module:job; with --status also a store's file or URL.",
         ),
     ],
     status: Annotated[
@@ -34,7 +42,7 @@ def recur(
 
     job = load(target, "job")
     if callable(job) and not isinstance(job, RecurringJob):
-        job = job()
+        job = _made(job, target)
     if not isinstance(job, RecurringJob):
         raise InvalidInput(
             f"{target} is not a penstock.RecurringJob (nor a function that returns one), but {job!r}."
@@ -45,18 +53,47 @@ def recur(
             known = job.status()
             print(json.dumps(known) if as_json else _status_text(known))
             return
-        for _ in range(times):
-            done = job.run(tries=tries)
-            failed = failed or not done.reached
-            print(json.dumps(_recurrence(done)) if as_json else str(done), flush=True)
+        with _terminable():
+            for _ in range(times):
+                done = job.run(tries=tries)
+                failed = failed or not done.reached
+                print(json.dumps(_recurrence(done)) if as_json else str(done), flush=True)
     finally:
         job.close()
     if failed:
         raise typer.Exit(1)
 
 
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Have SIGTERM end a run as Ctrl-C does: its decision is given up, its power limits are restored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+def _made(make: Callable[[], Any], target: str) -> Any:
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise InvalidInput(
+            f"{target} can't be called without arguments ({error}): name a RecurringJob, or a function without "
+            "arguments that returns one."
+        ) from error
+    except ValueError:
+        pass  # a built-in that does not tell
+    return make()
+
+
 def _is_store(target: str) -> bool:
-    return "://" in target or target.endswith((".db", ".sqlite", ".sqlite3"))
+    if "://" in target or target.endswith((".db", ".sqlite", ".sqlite3")):
+        return True
+    return not target.endswith(".py") and os.path.isfile(target)
 
 
 def _stored(url: str) -> list[dict[str, Any]]:
@@ -66,6 +103,7 @@ def _stored(url: str) -> list[dict[str, Any]]:
     from penstock.store._chunks import all_whole
 
     found = []
+    now_s = WallClock().now_s()
     with open_store(url, write=False) as store:
         for name, value in all_whole(store, job_key("")).items():
             data = value or {}
@@ -74,7 +112,7 @@ def _stored(url: str) -> list[dict[str, Any]]:
             if sizes:
                 power, eta = float(data.get("max_power_w") or 1.0), float(data.get("eta", 0.5))
                 spec = JobSpec(tuple(sizes), sizes[-1], eta, max_power_w=power)
-                found.append(summarize(name, history, spec))
+                found.append(summarize(name, history, spec, history.waited_for(now_s)))
     if not found:
         raise InvalidInput(f"{url} has no recurring job yet. Run one with: penstock recur FILE:JOB")
     return found
@@ -98,9 +136,11 @@ def _recurrence(done: Any) -> dict[str, Any]:
 
 
 def _status_text(known: dict[str, Any]) -> str:
+    lost = f", {len(known['lost'])} lost" if known["lost"] else ""
+    time_s = f"{known['time_s']:.0f}" if known["time_s"] >= 100 else f"{known['time_s']:.3g}"
     lines = [
         f"{known['name']} on {known['device'] or 'any device'}: {known['results']} runs, {known['reached']} reached "
-        f"the target, {len(known['under_way'])} under way, {known['energy_j'] / 3600:.3g} Wh, {known['time_s']:.0f} s"
+        f"the target, {len(known['under_way'])} under way{lost}, {known['energy_j'] / 3600:.3g} Wh, {time_s} s"
     ]
     lines.append(
         f"  {'batch size':>10} {'runs':>5} {'reached':>8} {'epochs':>8} {'cost (J)':>12} {'limit (W)':>10}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -47,19 +49,35 @@ def replay(
     from penstock.recurring._traces import read_workloads
 
     names = policy or ["ours", "zeus", "default", "oracle"]
+    if arrivals is not None:
+        ignored = {
+            "--plot": plot is not None,
+            "--sweep": sweep,
+            "--recurrences": recurrences is not None,
+            "--in-flight": in_flight != 1,
+        }
+        refused = ", ".join(option for option, given in ignored.items() if given)
+        if refused:
+            raise InvalidInput(
+                f"{refused} can't be combined with --arrivals, which tells itself what recurs when: leave it out."
+            )
     workloads = read_workloads(
         train,
         power,
         workload or (),
-        targets={k: float(v) for k, v in _pairs(target, "--target").items()},
-        defaults={k: int(v) for k, v in _pairs(default, "--default").items()},
+        targets=_pairs(target, "--target"),
+        defaults=_sizes(_pairs(default, "--default")),
     )
     if arrivals is not None:
         result = _overlapping(arrivals, workloads, names, seeds, eta, beta, window)
-        print(json.dumps(result) if as_json else _overlap_text(result))
+        print(_json(result) if as_json else _overlap_text(result))
         return
     from penstock.recurring._study import compare, eta_sweep, pareto
 
+    if plot is not None:
+        from penstock.recurring._plots import plot_folder
+
+        plot_folder(plot)  # known to work before anything is replayed
     rows = []
     for one in workloads:
         summary, _ = compare(
@@ -83,23 +101,45 @@ def replay(
         if not as_json:
             print(_text(summary))
     if as_json:
-        print(json.dumps({"workloads": rows, "totals": _totals(rows, names)}))
+        print(_json({"workloads": rows, "totals": _totals(rows, names)}))
     elif len(rows) > 1:
         print(_totals_text(_totals(rows, names)))
 
 
-def _pairs(items: list[str] | None, option: str) -> dict[str, str]:
+def _pairs(items: list[str] | None, option: str) -> dict[str, float]:
     found = {}
     for item in items or ():
-        name, equals, value = item.partition("=")
+        name, _, value = item.partition("=")
         try:
-            float(value)
+            number = float(value)
         except ValueError:
-            equals = ""
-        if not equals:
+            number = math.nan
+        if not name or not math.isfinite(number):
             raise InvalidInput(f"{option} takes NAME=NUMBER, e.g. cifar100=0.6, got {item!r}.")
-        found[name] = value
+        found[name] = number
     return found
+
+
+def _sizes(pairs: dict[str, float]) -> dict[str, int]:
+    for name, value in pairs.items():
+        if value < 1 or value != int(value):
+            raise InvalidInput(
+                f"--default takes a whole number of at least 1, e.g. cifar100=1024, got {name}={value:g}."
+            )
+    return {name: int(value) for name, value in pairs.items()}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities: null stands for them."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _totals(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
@@ -110,9 +150,11 @@ def _totals(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
         regrets = [row["policies"][name]["regret"] for row in rows]
         totals[name] = {"regret_sum": sum(regrets)}
         if "zeus" in names:
-            ratios = [row["policies"][name]["regret"] / row["policies"]["zeus"]["regret"] for row in rows]
-            totals[name]["regret_vs_zeus"] = geometric_mean(ratios)
-            totals[name]["worst_vs_zeus"] = max(ratios)
+            # Nothing is a multiple of no regret (which may come out below zero by luck): such workloads don't count.
+            zeus = [row["policies"]["zeus"]["regret"] for row in rows]
+            ratios = [mine / theirs for mine, theirs in zip(regrets, zeus, strict=True) if theirs > 0]
+            totals[name]["regret_vs_zeus"] = geometric_mean(ratios) if ratios else None
+            totals[name]["worst_vs_zeus"] = max(ratios, default=None)
     return totals
 
 
@@ -131,6 +173,22 @@ def _text(summary: dict[str, Any]) -> str:
         lines.append(
             f"  {name:8} {regret:>18} {row['energy_vs_default']:>10.1%} {row['time_vs_default']:>10.1%}  {finals}"
         )
+    total = len(next(iter(summary["policies"].values()))["curve"])
+    marks = sorted({max(1, round(total * quarter / 4)) for quarter in (1, 2, 3, 4)})
+    lines.append(f"  cumulative regret/C* after {', '.join(map(str, marks))} recurrences")
+    for name, row in summary["policies"].items():
+        lines.append(f"  {name:8} " + " ".join(f"{row['curve'][at - 1]:>8.2f}" for at in marks))
+    lines.append("  search path of the first seed: batch size@limit, runs on end; ! did not reach the target")
+    for name, row in summary["policies"].items():
+        lines += textwrap.wrap(
+            _path(row["path"]), 118, initial_indent=f"  {name:8} ", subsequent_indent=11 * " "
+        )
+    lines.append("  Pareto front: time, energy (of the expected run), batch size@limit")
+    for point in summary.get("pareto", ()):
+        lines.append(
+            f"    {point['time_s']:>12,.0f} s {point['energy_j']:>14,.0f} J  "
+            f"{point['batch_size']:g}@{point['limit_w']:g}W"
+        )
     for row in summary.get("eta_sweep", ()):
         lines.append(
             f"  eta {row['eta']:4.2f}: ETA {row['energy_vs_default']:.1%}, TTA {row['time_vs_default']:.1%} of default"
@@ -138,11 +196,23 @@ def _text(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _path(steps: list[Any]) -> str:
+    """Runs of the same configuration on end are told once."""
+    parts: list[tuple[str, int]] = []
+    for size, limit_w, reached in steps:
+        one = f"{size}@{limit_w:g}W{'' if reached else '!'}"
+        if parts and parts[-1][0] == one:
+            parts[-1] = (one, parts[-1][1] + 1)
+        else:
+            parts.append((one, 1))
+    return " ".join(one if times == 1 else f"{times}x{one}" for one, times in parts)
+
+
 def _totals_text(totals: dict[str, Any]) -> str:
     lines = ["all workloads:"]
     for name, row in totals.items():
         text = f"  {name:8} sum of regrets {row['regret_sum']:.1f}"
-        if "regret_vs_zeus" in row:
+        if row.get("regret_vs_zeus") is not None:
             text += f", {row['regret_vs_zeus']:.2f} of zeus's in the geometric mean"
             text += f", at worst {row['worst_vs_zeus']:.2f}"
         lines.append(text)

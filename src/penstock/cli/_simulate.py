@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from penstock.core import TrialStatus
 from penstock.core.errors import InvalidInput
 from penstock.execute import Simulated
 from penstock.report._format import duration_text
@@ -56,16 +57,27 @@ def outcome(study: Study, devices: int) -> dict[str, Any]:
     makespan_s = state.spent_s
     utilisation = busy_s / (devices * makespan_s) if makespan_s else None
     result = {"devices": devices, "makespan_s": makespan_s, "device_s": busy_s, "utilisation": utilisation}
-    return result | study.summary() | {"cpu_s": time.process_time()}
+    failed = [record for record in state.trials.values() if record.status is TrialStatus.FAILED]
+    failures = {
+        "failed": len(failed),
+        "failure": {"trial": failed[0].id, "reason": failed[0].reason} if failed else None,
+    }
+    return result | study.summary() | failures | {"cpu_s": time.process_time()}
 
 
 def outcome_text(result: dict[str, Any]) -> str:
     """The outcome for people; every time in it is simulated."""
     used = "" if result["utilisation"] is None else f", {100 * result['utilisation']:.0f}% busy"
-    best = result["best"] or {"metrics": {}, "trial": None}
-    metrics = {k: v for k, v in best["metrics"].items() if k not in ("train_s", "energy_j")}
-    return (
-        f"simulated {result['trials']} trials, {result['epochs']} epochs on {result['devices']} devices\n"
-        f"  makespan {duration_text(result['makespan_s'])} (simulated){used}\n"
-        f"  best     trial {best['trial']}: {metrics}"
-    )
+    best, failure = result["best"], result["failure"]
+    lines = [
+        f"simulated {result['trials']} trials, {result['epochs']} epochs on {result['devices']} devices",
+        f"  makespan {duration_text(result['makespan_s'])} (simulated){used}",
+    ]
+    if best is None:
+        lines.append("  best     none: no trial has reported the objective")
+    else:
+        metrics = {k: v for k, v in best["metrics"].items() if k not in ("train_s", "energy_j")}
+        lines.append(f"  best     trial {best['trial']}: {metrics}")
+    if failure is not None:
+        lines.append(f"  failed   {result['failed']}, e.g. trial {failure['trial']}: {failure['reason']}")
+    return "\n".join(lines)

@@ -30,7 +30,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """A driver leaves the study in good order. ``reason``: finished, budget, interrupted or error."""
+    """A driver leaves the study in good order. ``reason``: finished, budget, interrupted, failed or error."""
 
     kind: ClassVar[str] = "session_closed"
     time_s: float
@@ -115,6 +115,8 @@ class Ended:
         lost: The worker died or was lost, through no fault of the training function.
         retry: The study will run the segment again (set by the study, not by executors).
         kept: True when the trial was RUNNING up to a drain and simply goes on at the next resume.
+        energy: What the segment drew outside of its reported epochs (set-up, after the loop, an epoch that failed);
+            None where not metered, or nothing to speak of.
     """
 
     kind: ClassVar[str] = "ended"
@@ -127,6 +129,7 @@ class Ended:
     lost: bool = False
     retry: bool = False
     kept: bool = False
+    energy: Measurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,8 @@ def to_record(event: Event) -> Record:
             for flag in ("lost", "retry", "kept"):
                 if getattr(event, flag):
                     data[flag] = True
+            if event.energy is not None:
+                data["j"] = measurement_to_json(event.energy)
             return event.kind, event.trial, event.time_s, data
         case Submitted():
             segments = [_segment_to_json(s) for s in event.segments]
@@ -257,6 +262,11 @@ def from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str, 
         raise StoreCorrupt(f"A {kind!r} record can't be read: {error!r}.") from error
 
 
+def _energy_of(data: Mapping[str, Any]) -> Measurement | None:
+    energy = data.get("j")
+    return None if energy is None else measurement_from_json(energy)
+
+
 def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str, Any]) -> Event:
     if kind == "submitted":
         segments = tuple(_segment_from_json(s) for s in data["segments"])
@@ -270,8 +280,7 @@ def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str,
     if trial is None:
         raise StoreCorrupt(f"A {kind!r} record has no trial.")
     if kind == "reported":
-        energy = data.get("j")
-        joules = None if energy is None else measurement_from_json(energy)
+        joules = _energy_of(data)
         return Reported(time_s, trial, data["e"], data["m"], data.get("s"), joules)
     if kind == "started":
         shares = tuple(Share(device, fraction) for device, fraction in data["shares"])
@@ -280,7 +289,8 @@ def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str,
     if kind == "ended":
         flags = {flag: bool(data.get(flag)) for flag in ("lost", "retry", "kept")}
         reason, error = data.get("reason", ""), data.get("error", "")
-        return Ended(time_s, trial, TrialStatus(data["status"]), data["e"], reason, error, **flags)
+        status, drawn = TrialStatus(data["status"]), _energy_of(data)
+        return Ended(time_s, trial, status, data["e"], reason, error, **flags, energy=drawn)
     if kind == "resized":
         return Resized(time_s, trial, tuple(Share(device, fraction) for device, fraction in data["shares"]))
     if kind == "saved":

@@ -41,6 +41,7 @@ class TrialRecord:
         attempts: Failed tries of the present segment.
         devices: What it runs on, or ran on last.
         busy_s: Time spent running, over all segments and tries.
+        energy: What it drew, in its epochs and outside of them; None where not metered.
         train_s: Time its epochs took on their devices, epochs that were run again included.
         unfinished: Its segment is yet to run to its end: what a resume has to run.
         violated: Limits of the study that it was measured to violate, as text.
@@ -125,7 +126,8 @@ class StudyState:
     """The fold. ``apply`` each event once, in journal order.
 
     Events that say nothing new (a second report of an epoch after a retry, the end of a trial that is not
-    running) are accepted and change nothing, so a replayed or doubled message does no harm.
+    running) are accepted and change nothing, but what a second report drew is counted: an epoch that is run again
+    takes its energy and its time again.
     """
 
     def __init__(self) -> None:
@@ -152,7 +154,7 @@ class StudyState:
 
     @property
     def energy(self) -> Measurement | None:
-        """What all epochs have drawn; None where nothing was metered."""
+        """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
 
     def apply(self, event: Event) -> bool:
@@ -253,10 +255,8 @@ class StudyState:
 
     def _reported(self, event: Reported) -> bool:
         record = self.trials[event.trial]
-        drawn = event.energy
-        if drawn is not None:  # spent is spent, also for an epoch that is run again
-            record.energy = drawn if record.energy is None else record.energy + drawn
-            self._energy.add(drawn)
+        if event.energy is not None:  # spent is spent, also for an epoch that is run again
+            self._drew(record, event.energy)
         if event.train_s is not None:
             record.train_s += event.train_s
         if event.epoch <= record.epoch:
@@ -265,6 +265,10 @@ class StudyState:
         record.reports.append(event)
         self.epochs += 1
         return True
+
+    def _drew(self, record: TrialRecord, drawn: Measurement) -> None:
+        record.energy = drawn if record.energy is None else record.energy + drawn
+        self._energy.add(drawn)
 
     def _ended(self, event: Ended) -> bool:
         record = self.trials[event.trial]
@@ -275,6 +279,8 @@ class StudyState:
             record.busy_s += max(0.0, event.time_s - record._running_since_s) / record._members
             record._running_since_s = None
         self._settle_shares(record, event.time_s)
+        if event.energy is not None:
+            self._drew(record, event.energy)
         if event.status is TrialStatus.FAILED:
             record.attempts += 1
             record.error = event.error

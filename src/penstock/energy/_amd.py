@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from types import ModuleType
 from typing import Any, final
 
@@ -94,7 +95,11 @@ class AmdSensor(Sensor):
 
     def power_limit_w(self) -> float:
         """The power cap now."""
-        return float(self._call("amdsmi_get_power_cap_info")["power_cap"]) / 1e6
+        info = self._call("amdsmi_get_power_cap_info")
+        try:
+            return float(info["power_cap"]) / 1e6
+        except (KeyError, ValueError, TypeError):
+            raise SensorError(f"{self.name} ({self.id}) tells no power limit: {info!r}.") from None
 
     def set_power_limit_w(self, limit_w: float) -> None:
         """Change the power cap."""
@@ -132,15 +137,37 @@ class AmdSensor(Sensor):
             ) from error
 
 
-def amd_sensors() -> list[Sensor]:
-    """A sensor per AMD GPU that can be read; empty without ROCm."""
+def amd_gpus() -> list[AmdSensor | SensorError]:
+    """A sensor per AMD GPU, or why that one can't be read; empty without ROCm.
+
+    Raises:
+        SensorError: The library can't list them.
+    """
     amdsmi = _load()
     if amdsmi is None:
         return []
-    found: list[Sensor] = []
-    for index, handle in enumerate(amdsmi.amdsmi_get_processor_handles()):
+    try:
+        handles = list(amdsmi.amdsmi_get_processor_handles())
+    except Exception as error:
+        raise SensorError(f"AMD SMI can't list its GPUs: {error}.") from error
+    found: list[AmdSensor | SensorError] = []
+    for index, handle in enumerate(handles):
         try:
             found.append(AmdSensor(index, handle, amdsmi))
-        except SensorError:
-            continue
+        except SensorError as error:
+            found.append(error)
+    return found
+
+
+def amd_sensors() -> list[Sensor]:
+    """A sensor per AMD GPU that can be read, with a warning of each that can't; empty without ROCm.
+
+    A GPU that can't be read is no error: that of many processors has no energy accumulator.
+    """
+    found: list[Sensor] = []
+    for gpu in amd_gpus():
+        if isinstance(gpu, SensorError):
+            warnings.warn(f"Not metered: {gpu}", RuntimeWarning, stacklevel=2)
+        else:
+            found.append(gpu)
     return found

@@ -1,11 +1,15 @@
 """Attribution: how the joules of a shared device are split among the trials on it.
 
 The rule. Of what a device draws, its idle power goes on one account and the rest, what work added, on another.
-*Packed* trials (several processes on one device) share the work account in proportion to **active time x
-utilisation**; *fused* trials (one training of several models) in equal parts **weighted by the samples each
-processed**. The idle account is split among those who hold the device, in the same proportions, and shown beside
-the work; with nobody there it stays unattributed. The parts and what is unattributed always sum to the whole, and
-every part is marked ``attributed`` or weaker.
+Those who use it share both in the same proportions; with nobody there it stays unattributed. The parts and what is
+unattributed always sum to the whole, and every part is marked ``attributed`` or weaker.
+
+What studies do. *Packed* trials (several processes on one device) weigh as much as **the share of the device that they
+hold, for the time they are active**: nothing tells how much each of them really used of it. Their split is kept by the
+device's one reader, period by period (see ``_shared``), with the idle account beside it (``Window.idle``). *Fused*
+trials (one training of several models) get equal parts **weighted by the samples each processed**, or in lanes by the
+time each ran; there all is on the work account. ``attribute`` splits by active time x utilisation for whoever knows the
+utilisation.
 """
 
 from __future__ import annotations

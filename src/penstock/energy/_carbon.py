@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core import Measurement, Source
 from penstock.core.errors import InvalidInput
@@ -61,13 +62,14 @@ def grid(region: str | None = None, *, g_per_kwh: float | None = None) -> Grid:
         g_per_kwh: Your supplier's figure, instead.
 
     Raises:
-        InvalidInput: Both are given, or the country is not in the table.
+        InvalidInput: Both are given, one is of another type, or the country is not in the table.
     """
+    if region is not None and not isinstance(region, str):
+        raise InvalidInput(f'region takes the ISO code of a country, such as "DE", got {region!r}.')
     if region is not None and g_per_kwh is not None:
-        raise InvalidInput(f"Give a region or g_per_kwh, not both: got {region!r} and {g_per_kwh:g}.")
+        raise InvalidInput(f"Give a region or g_per_kwh, not both: got {region!r} and {g_per_kwh!r}.")
     if g_per_kwh is not None:
-        if not (math.isfinite(g_per_kwh) and g_per_kwh >= 0):
-            raise InvalidInput(f"g_per_kwh must be finite and at least 0, got {g_per_kwh!r}.")
+        check_amount("g_per_kwh", g_per_kwh)
         return Grid(g_per_kwh, "given", False, 0.0, "as given")
     origin = f"{SOURCE}, {YEAR}"
     if region is None:
@@ -95,15 +97,17 @@ def money(energy: Measurement, price_per_kwh: float, currency: str = "EUR") -> M
     """What an energy costs. The price is the user's: none is guessed.
 
     Raises:
-        InvalidInput: The price is negative or not finite.
+        InvalidInput: The price is no number, negative or not finite.
     """
-    _check_price(price_per_kwh)
+    check_amount("price_per_kwh", price_per_kwh)
     return Measurement(energy.joules / 3.6e6 * price_per_kwh, currency, energy.source, energy.uncertainty)
 
 
-def _check_price(price_per_kwh: float) -> None:
-    if not (math.isfinite(price_per_kwh) and price_per_kwh >= 0):
-        raise InvalidInput(f"price_per_kwh must be finite and at least 0, got {price_per_kwh!r}.")
+def check_amount(name: str, value: Any) -> None:
+    """Raise InvalidInput unless ``value`` is a price or an intensity."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (math.isfinite(value) and value >= 0):
+        raise InvalidInput(f"{name} must be a number, finite and at least 0, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ def energy_budget(
             raise InvalidInput(
                 f"A budget of cost={cost:g} needs the price of electricity: give price_per_kwh."
             )
-        _check_price(price_per_kwh)
+        check_amount("price_per_kwh", price_per_kwh)
         if price_per_kwh > 0:
             options.append(EnergyBudget(cost / price_per_kwh * 1000, "cost"))
     return min(options, key=lambda option: option.wh, default=None)

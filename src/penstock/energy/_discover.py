@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import NotPermitted, PenstockError, Unsupported
+from penstock.core.errors import InvalidInput, NotPermitted, PenstockError, SensorError, Unsupported
 from penstock.energy._estimate import EstimateSensor
 from penstock.energy._sensor import Sensor
 from penstock.energy._shared import SharedSensor
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from penstock.energy._rapl import RaplDomain
 
 POWERCAP = Path("/sys/class/powercap")
+SYSTEM = Path("/")
+
+
+DRIVER_REMEDY = "sudo modprobe nvidia  # after an update of the driver: sudo reboot"
+AMD_REMEDY = "sudo modprobe amdgpu  # and this user into the groups render and video"
 
 
 class State(StrEnum):
@@ -121,17 +127,33 @@ def sensors_for(devices: Sequence[str], *, cores: float | None = None, shared: b
     return [*gpus, *cpu_sensors(shared=shared, cores=cores)]
 
 
-def examine(root: Path = POWERCAP) -> list[Finding]:
+def examine(root: Path = POWERCAP, system: Path = SYSTEM) -> list[Finding]:
     """Look at everything; changes nothing but sets each GPU's power limit to what it is, to see whether it may."""
-    return [*_examine_nvidia(), *_examine_amd(), *_examine_cpu(root)]
+    return [*_examine_nvidia(system), *_examine_amd(), *_examine_cpu(root)]
 
 
-def _examine_nvidia() -> list[Finding]:
+def _nvidia_traces(system: Path) -> list[str]:
+    """What shows that this machine has an NVIDIA GPU and its driver, whether or not it works."""
+    nodes = [path for path in (system / "dev").glob("nvidia*") if path.name[6:].isdigit()]
+    return [str(path) for path in (system / "proc/driver/nvidia", *sorted(nodes)) if path.exists()]
+
+
+def _examine_nvidia(system: Path) -> list[Finding]:
     from penstock.energy._nvml import gpu_count
 
     try:
         count = gpu_count()
+    except SensorError as error:
+        return [Finding("NVIDIA GPUs", State.BROKEN, State.BROKEN, str(error), DRIVER_REMEDY)]
     except PenstockError as error:
+        traces = _nvidia_traces(system)
+        if traces and find_spec("pynvml") is None:
+            return [
+                Finding("NVIDIA GPUs", State.BROKEN, State.BROKEN, str(error), "pip install nvidia-ml-py")
+            ]
+        if traces:
+            detail = f"There is {traces[0]}, but the driver does not answer. {error}"
+            return [Finding("NVIDIA GPUs", State.BROKEN, State.BROKEN, detail, DRIVER_REMEDY)]
         return [Finding("NVIDIA GPUs", State.ABSENT, State.ABSENT, str(error))]
     if count == 0:
         return [Finding("NVIDIA GPUs", State.ABSENT, State.ABSENT, "The driver is there, but shows no GPU.")]
@@ -152,7 +174,34 @@ def _examine_gpu(index: int) -> Finding:
         fix = f"sudo nvidia-smi --gpu-reset -i {index}"
         return Finding(subject, State.BROKEN, State.BROKEN, str(error), fix)
     try:
-        subject = f"gpu:{index} {sensor.name}"
+        return _examine_limit(sensor, f"sudo nvidia-smi --gpu-reset -i {index}")
+    finally:
+        sensor.close()
+
+
+def _examine_amd() -> list[Finding]:
+    from penstock.energy._amd import amd_available, amd_gpus
+
+    if not amd_available():
+        return []
+    try:
+        gpus = amd_gpus()
+    except SensorError as error:
+        return [Finding("AMD GPUs", State.BROKEN, State.BROKEN, str(error), AMD_REMEDY)]
+    found = []
+    for index, sensor in enumerate(gpus):
+        if isinstance(sensor, SensorError):
+            found.append(Finding(f"amd:{index}", State.BROKEN, State.BROKEN, str(sensor), AMD_REMEDY))
+        else:
+            found.append(_examine_limit(sensor, AMD_REMEDY))
+            sensor.close()
+    return found
+
+
+def _examine_limit(sensor: Sensor, remedy: str) -> Finding:
+    """Of a GPU that can be read: its power now, and whether its limit may be set to what it is."""
+    subject = f"{sensor.id} {sensor.name}"
+    try:
         detail = f"{sensor.method}, +-{100 * sensor.uncertainty:.0f}%, {sensor.power_w():.0f} W now"
         range_w = sensor.power_limit_range_w
         if range_w is None:
@@ -164,27 +213,11 @@ def _examine_gpu(index: int) -> Finding:
         except NotPermitted:
             fix = 'sudo -E env "PATH=$PATH" <your command>  # or in a container: --cap-add SYS_ADMIN'
             return Finding(subject, State.OK, State.LIMITED, f"{detail}, which this user may not change", fix)
-        except Unsupported as error:
+        except (Unsupported, InvalidInput) as error:
             return Finding(subject, State.OK, State.ABSENT, f"{detail}; {error}")
         return Finding(subject, State.OK, State.OK, f"{detail}, which may be changed")
     except PenstockError as error:
-        fix = f"sudo nvidia-smi --gpu-reset -i {index}"
-        return Finding(subject, State.BROKEN, State.BROKEN, str(error), fix)
-    finally:
-        sensor.close()
-
-
-def _examine_amd() -> list[Finding]:
-    from penstock.energy._amd import amd_available, amd_sensors
-
-    if not amd_available():
-        return []
-    found = []
-    for sensor in amd_sensors():
-        control = State.OK if sensor.power_limit_range_w else State.ABSENT
-        found.append(Finding(f"{sensor.id} {sensor.name}", State.OK, control, sensor.method))
-        sensor.close()
-    return found
+        return Finding(subject, State.BROKEN, State.BROKEN, str(error), remedy)
 
 
 def _examine_cpu(root: Path) -> list[Finding]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core import Measurement, Source
+from penstock.core.check import number
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
 from penstock.core.measurement import measurement
 from penstock.energy._discover import sensors_for
@@ -30,8 +31,10 @@ _ESTIMATED = int(Source.ESTIMATED)
 class EpochMeter:
     """The hook of a run: a window per epoch (SM2 Eq. 1: average watts x time of the epoch).
 
-    Epochs don't nest: a second ``epoch_begin`` starts the epoch anew. An energy that can't be read is None with a
-    warning once, never 0, and never ends a training.
+    Epochs don't nest: a second ``epoch_begin`` starts the epoch anew. What is drawn from the first ``epoch_begin`` on
+    and by no epoch (a set-up before it starts anew, what comes between epochs and after them, an epoch that never
+    ends) is told by ``other``. An energy that can't be read is None with a warning once, never 0, and never ends a
+    training.
 
     Args:
         meter: What to read.
@@ -44,6 +47,8 @@ class EpochMeter:
         "_begun_s",
         "_fraction",
         "_fresh_s",
+        "_inside",
+        "_inside_s",
         "_iterated",
         "_limiter",
         "_meter",
@@ -51,9 +56,12 @@ class EpochMeter:
         "_read_j",
         "_read_s",
         "_shared",
+        "_since_j",
+        "_since_s",
         "_solo",
         "_warned",
         "_watts",
+        "_whole",
         "_window",
         "last",
     )
@@ -73,6 +81,13 @@ class EpochMeter:
         if len(meter.sensors) == 1 and limiter is None and isinstance(first, EstimateSensor):
             self._solo = None if first.resolution_s else first
         self._begun_s: float | None = None
+        # Where the account of what no epoch drew stands: epochs move its time and joules on.
+        self._since_s: float | None = None
+        self._since_j = 0.0
+        # The same with windows: one since the first begin, and joules and seconds that epochs told.
+        self._whole: Window | None = None
+        self._inside: dict[str, float] = {}
+        self._inside_s = 0.0
         self._read_s = self._read_j = self._watts = self._fresh_s = self._owed_j = 0.0
 
     def epoch_begin(self) -> None:
@@ -82,6 +97,9 @@ class EpochMeter:
             if now_s - self._read_s >= self._fresh_s:
                 self._read(self._solo, now_s)
             self._begun_s = now_s
+            if self._since_s is None:
+                self._since_s = now_s
+                self._since_j = self._counted_j(now_s)
             return
         for sensor in self._shared:
             try:
@@ -89,6 +107,9 @@ class EpochMeter:
             except SensorError:
                 continue  # the window says why
         self._window = self._meter.window("epoch")
+        if self._whole is None:
+            self._whole = self._window.since_then("trial")
+            self._inside, self._inside_s = {}, 0.0
         if self._limiter is not None:
             self._iterated = False
             self._limiter.epoch_begin()
@@ -118,12 +139,17 @@ class EpochMeter:
             self._limiter.epoch_end()
         self.last = window.end()
         try:
-            return window.energy
+            drawn = window.energy
         except SensorError as error:
             if not self._warned:
                 self._warned = True
                 warnings.warn(f"Energy is not measured from here on: {error}", RuntimeWarning, stacklevel=2)
             return None
+        inside = self._inside
+        for name, part in window.devices.items():
+            inside[name] = inside.get(name, 0.0) + part.value
+        self._inside_s += window.time_s
+        return drawn
 
     def plain_end(self) -> tuple[float, str, int, float] | None:
         """``epoch_end`` as value, unit, source's number and uncertainty: what is sent to the study."""
@@ -145,7 +171,74 @@ class EpochMeter:
             drawn_j = self._read_j - before_j - self._owed_j
             joules = max(drawn_j, solo.idle_w * time_s)
             self._owed_j = joules - drawn_j
+        if self._since_s is not None:
+            self._since_s += time_s
+            self._since_j += joules
         return joules, "J", _ESTIMATED, solo.uncertainty
+
+    def other(self) -> tuple[float, str, int, float] | None:
+        """What no epoch drew since the first one began, or since this was asked last; told as by ``plain_end``.
+
+        An epoch that has begun is none any more: what it drew is part of the answer. Less than half a millisecond is
+        not worth a reading: it is None, and goes to whatever runs next on the same sensors.
+        """
+        if self._solo is None:
+            return self._other_of_windows()
+        if self._since_s is None:
+            return None
+        now_s = time.monotonic()
+        time_s = now_s - self._since_s
+        self._begun_s = None
+        self._since_s = now_s
+        if time_s < _FRESH_S:
+            self._owed_j -= self._counted_j(now_s) - self._since_j
+            return None
+        if now_s - self._read_s >= self._fresh_s:
+            self._read(self._solo, now_s)
+        drawn_j = self._counted_j(now_s) - self._since_j
+        joules = max(drawn_j, self._solo.idle_w * time_s)
+        self._owed_j += joules - drawn_j
+        self._since_j = self._counted_j(now_s)
+        return joules, "J", _ESTIMATED, self._solo.uncertainty
+
+    def _counted_j(self, now_s: float) -> float:
+        """Joules up to now, as handed out: with what was given ahead."""
+        return self._read_j + self._watts * (now_s - self._read_s) + self._owed_j
+
+    def _other_of_windows(self) -> tuple[float, str, int, float] | None:
+        """All of the time minus what the epochs told, device by device."""
+        whole, meter = self._whole, self._meter
+        self._window = None
+        if whole is None:
+            return None
+        before_s, meter.outside_s = meter.outside_s, 0.0  # of runs before, too short to be told
+        time_s = whole.time_s
+        outside_s = time_s - self._inside_s + before_s
+        if outside_s < _FRESH_S or time_s <= 0:
+            meter.outside_s = max(0.0, outside_s)
+            self._whole = None
+            return None
+        self._whole = whole.end().from_here("trial")
+        inside, inside_s = self._inside, self._inside_s
+        self._inside, self._inside_s = {}, 0.0
+        try:
+            drawn = whole.energy
+        except SensorError:
+            return None
+        time_s = whole.time_s
+        outside_s = time_s - inside_s + before_s
+        joules = 0.0
+        for sensor in meter.sensors:
+            part_j = whole.devices[sensor.id].value
+            if time_s < 2 * sensor.resolution_s:  # watts x time, as the window itself
+                joules += part_j * outside_s / time_s
+            else:
+                joules += max(0.0, part_j - inside.get(sensor.id, 0.0)) + part_j * before_s / time_s
+        return (joules, "J", int(drawn.source), drawn.uncertainty) if joules > 0 else None
+
+    def weigh(self, fraction: float) -> None:
+        """The part of its devices that the run holds, from the next ``epoch_begin`` on."""
+        self._fraction = fraction
 
     def _read(self, solo: EstimateSensor, now_s: float) -> None:
         """Read the CPU clock, which is done every half a millisecond at most.
@@ -161,8 +254,8 @@ class EpochMeter:
         self._read_s, self._read_j = now_s, read_j
 
     def close(self) -> None:
-        """The run is over: an epoch that has begun is nobody's, and others on the devices get all of them."""
-        self._window = self._begun_s = None
+        """The run is over: what ``other`` has not told is nobody's, and others on the devices get all of them."""
+        self._window = self._begun_s = self._since_s = self._whole = None
         if self._limiter is not None:
             self._limiter.stop()
         for sensor in self._shared:
@@ -197,6 +290,8 @@ class PowerLimits:
             raise InvalidInput(
                 f"power_limits takes a rule, such as EtaCost(0.5) or LeastEnergy(), got {self.rule!r}."
             )
+        number("slice_s", self.slice_s, "Give seconds.")
+        number("step_w", self.step_w, "Give watts.")
         if not self.slice_s > 0 or not self.step_w > 0:
             raise InvalidInput(
                 f"slice_s and step_w must be positive, got {self.slice_s!r} and {self.step_w!r}."

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from penstock.core import Measurement, Source, total
 from penstock.core.errors import InvalidInput, SensorError
@@ -45,6 +45,14 @@ class Window:
             self._watts = self._watts_if_short(self._end[0] - self._begin[0])
         return self
 
+    def since_then(self, name: str) -> Window:
+        """Another window that began when this one did; costs no reading."""
+        return Window(self._meter, name, self._begin)
+
+    def from_here(self, name: str) -> Window:
+        """Another window that begins where this one ended (now, if it is open)."""
+        return Window(self._meter, name, self._meter._edge() if self._end is None else self._end)
+
     @property
     def is_open(self) -> bool:
         """Whether it has not been ended."""
@@ -80,6 +88,28 @@ class Window:
         result = total(part for part in parts.values() if isinstance(part, Measurement))
         assert result is not None  # a meter has at least one sensor
         return result
+
+    @property
+    def idle(self) -> Measurement | None:
+        """Of ``energy``, the idle account: what the devices would have drawn with nothing to do.
+
+        It is known of devices whose sensors are shared (``SharedSensor``) and that this process has joined, as trials
+        do: their lowest watts seen so far, split among those who used the device in the proportions of their work. The
+        rest of ``energy`` is what work added. None where no device keeps such an account.
+        """
+        parts = self._parts()
+        end = self._meter._edge() if self._end is None else self._end
+        found: list[Measurement] = []
+        for sensor, before, after in zip(self._sensors, self._begin[1], end[1], strict=True):
+            part = parts[sensor.id]
+            if not isinstance(before, tuple) or not isinstance(after, tuple) or isinstance(part, SensorError):
+                continue
+            if before[4] < 0 or after[4] < 0:
+                continue
+            # The reader books it every 50 ms, while the energy is that of the moment.
+            idle_j = min(max(0.0, after[4] - before[4]), part.value)
+            found.append(Measurement(idle_j, "J", max(part.source, Source.ATTRIBUTED), part.uncertainty))
+        return total(found)
 
     @property
     def power(self) -> Measurement:
@@ -189,6 +219,12 @@ class Meter:
             from penstock.energy._discover import default_sensors
 
             sensors = default_sensors()
+        given: Any = sensors
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+            raise InvalidInput(f"Meter takes a list of sensors, such as default_sensors(), got {given!r}.")
+        for sensor in given:
+            if not isinstance(sensor, Sensor):
+                raise InvalidInput(f"Meter takes sensors, such as EstimateSensor(); {sensor!r} is none.")
         if not sensors:
             raise InvalidInput('A meter needs a sensor. Run "penstock doctor" to see what this machine has.')
         keys = [sensor.key for sensor in sensors]
@@ -200,6 +236,9 @@ class Meter:
         self._lock = threading.Lock()
         self._outer: Window | None = None
         self._named: dict[str, Window] = {}
+        self.outside_s = (
+            0.0  # time of runs outside of their epochs that was too short to be told: the next one's
+        )
 
     def window(self, name: str = "") -> Window:
         """Open a window now."""

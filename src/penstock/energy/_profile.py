@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
+from penstock.core.check import is_real
 from penstock.core.errors import InvalidInput
 
 
@@ -142,8 +143,8 @@ class EtaCost(LimitRule):
     eta: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 1:
-            raise InvalidInput(f"eta must be in [0, 1], got {self.eta!r}.")
+        if not is_real(self.eta) or not 0 <= self.eta <= 1:
+            raise InvalidInput(f"eta must be in [0, 1], got {self.eta!r}. 1 is energy alone, 0 time alone.")
 
     def cost_rate_w(self, power_w: float, profile: PowerProfile) -> float:
         """Cost per second, in watts: Eq. 7's numerator. MAXPOWER is all GPUs' together (Zeus 7)."""
@@ -185,8 +186,8 @@ class LeastEnergyWithin(LimitRule):
     slowdown: float
 
     def __post_init__(self) -> None:
-        if not self.slowdown >= 0:
-            raise InvalidInput(f"slowdown must be at least 0, got {self.slowdown!r}.")
+        if not is_real(self.slowdown) or not self.slowdown >= 0:
+            raise InvalidInput(f"slowdown must be at least 0, got {self.slowdown!r}. 0.1 is 10%.")
 
     def choose(self, profile: PowerProfile) -> LimitProfile:
         """The limit of least joules per sample among those fast enough."""

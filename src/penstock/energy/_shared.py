@@ -38,8 +38,9 @@ GIVE_UP_S = 30.0
 _READER_LATE_S = 0.01
 """The reader itself reads again for a window's edge if its record is older: GPUs renew theirs every 20..100 ms."""
 
-Reading: TypeAlias = tuple[float, float, float, float]
-"""Joules of the whole device, of this process's part, seconds it was shared so far, watts of this process's part."""
+Reading: TypeAlias = tuple[float, float, float, float, float]
+"""Joules of the whole device, of this process's part, seconds it was shared so far, watts of this process's part, and
+joules of its part that the device would have drawn idle (-1: this process is no user of the device)."""
 
 # time, joules, watts, idle watts, unattributed joules, seconds with several active, active weight, how many are
 # active, sequence, pid, the reader's uncertainty
@@ -171,10 +172,10 @@ class SharedSensor(Sensor):
             record = self._fresh()
             whole_j = self._total_j(record) - self._base_j
             if self._slot is None:
-                return whole_j, whole_j, 0.0, record.watts
+                return whole_j, whole_j, 0.0, record.watts, -1.0
             channel = self._channel
             assert channel is not None
-            part_s, part_j, _ = channel.part(self._slot)
+            part_s, part_j, idle_j = channel.part(self._slot)
             mine = channel.weight(self._slot)
             share = 1.0
             if mine > 0 and record.weight > mine:
@@ -182,7 +183,7 @@ class SharedSensor(Sensor):
             if mine > 0 and part_s > 0:
                 part_j += record.watts * share * max(0.0, time.monotonic() - max(part_s, record.time_s))
             self._part_j = max(self._part_j, part_j)
-            return whole_j, self._part_j, record.shared_s, record.watts * share
+            return whole_j, self._part_j, record.shared_s, record.watts * share, idle_j
 
     def idle_part_j(self) -> float:
         """Of this process's part, what the device would have drawn anyway (its lowest watts seen so far)."""

@@ -36,9 +36,11 @@ from penstock.core import (
     Started,
     TrialStatus,
     WallClock,
+    total,
 )
+from penstock.core.check import number, whole
 from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
-from penstock.core.measurement import measurement
+from penstock.core.measurement import Measurement, measurement
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._machine import usable_cores, visible_gpus
 from penstock.execute._mps import Mps
@@ -91,6 +93,7 @@ class _Ticket:
     target: tuple[Share, ...] = ()  # shares to go on with, from the next report on
     halted: bool = False  # it has stopped for that
     asked: tuple[str, bool] | None = None  # meanwhile it was told to stop
+    drawn: Measurement | None = None  # outside of epochs, before its shares were changed
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +151,14 @@ class Local(Executor):
         threads: int | None = None,
         gpus: int | Sequence[int] | None = None,
     ) -> None:
-        if slots is not None and slots < 1:
-            raise InvalidInput(f"slots must be at least 1, got {slots}.")
+        if slots is not None:
+            slots = whole("Local(slots)", slots, "Drop it for one slot per core.")
+            if slots < 1:
+                raise InvalidInput(f"slots must be at least 1, got {slots}.")
+        number("slots_per_trial", slots_per_trial, "Give 1, 2, or a fraction such as 0.5.")
+        if threads is not None:
+            threads = whole("threads", threads, "Drop it for the usable cores divided by the slots.")
+        gpus = _check_gpus(gpus)
         if not slots_per_trial > 0:
             raise InvalidInput(f"slots_per_trial must be positive, got {slots_per_trial}.")
         if slots_per_trial > 1 and slots_per_trial != int(slots_per_trial):
@@ -423,6 +432,9 @@ class Local(Executor):
         """The ticket for one worker."""
         placement = launch.placement
         gpus, threads = self._needs(shares)
+        fraction = sum(share.fraction for share in shares) / len(shares)
+        if fraction < 1.0 - _EPSILON:  # its weight among those that share its devices
+            facts = {**facts, "fraction": fraction}
         names = tuple(f"cuda:{index}" for index in range(len(gpus))) or ("cpu",)
         specs = []
         for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
@@ -744,7 +756,7 @@ class Local(Executor):
             return
         placement = replace(launch.placement, shares=target)
         ticket = self._ticket(replace(launch, placement=placement, known=(lead.epochs[trial],)))
-        ticket.seen, ticket.began_s = True, lead.began_s
+        ticket.seen, ticket.began_s, ticket.drawn = True, lead.began_s, lead.drawn
         del self._tickets[lead.number]
         self._tickets[ticket.number] = self._by_trial[trial] = ticket
         self._events.append(Resized(now_s, trial, target))
@@ -909,12 +921,16 @@ class Local(Executor):
             elif kind == "n":
                 events.append(Noted(time_s, message[4], message[5], trial))
             else:
-                _, _, _, _, status, epoch, reason, error, kept = message
+                _, _, _, _, status, epoch, reason, error, kept, energy = message
+                drawn = None if energy is None else measurement(*energy)
                 if ticket.target and kept:
                     ticket.halted = True
+                    ticket.drawn = total(part for part in (ticket.drawn, drawn) if part is not None)
                     self._regroup(ticket)
                     continue
-                ended = Ended(time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept)
+                ended = Ended(
+                    time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept, energy=drawn
+                )
                 if ended.status is TrialStatus.FAILED and self._abandoned(ticket):
                     ended = replace(ended, lost=True)
                 self._end(ticket, ended)
@@ -934,6 +950,9 @@ class Local(Executor):
         self._estimate_s = taken_s if old is None else max(taken_s, 0.9 * old + 0.1 * taken_s)
 
     def _end(self, ticket: _Ticket, ended: Ended) -> None:
+        if ticket.drawn is not None:
+            drawn = ticket.drawn if ended.energy is None else ticket.drawn + ended.energy
+            ended = replace(ended, energy=drawn)
         self._events.append(ended)
         ticket.open.discard(ended.trial)
         if self._by_trial.get(ended.trial) is ticket:
@@ -1108,6 +1127,22 @@ class Local(Executor):
         except OSError:
             return ""
         return clean("\n".join(lines[-20:]))
+
+
+def _check_gpus(gpus: Any) -> int | tuple[int, ...] | None:
+    """How many GPUs, or which; an error names what is neither."""
+    remedy = "Give how many, or a list of their numbers such as [0, 1]; 0 for none."
+    if gpus is None:
+        return None
+    if isinstance(gpus, Sequence) and not isinstance(gpus, str | bytes):
+        chosen = tuple(whole("gpus", each, remedy) for each in gpus)
+        if any(each < 0 for each in chosen) or len(set(chosen)) < len(chosen):
+            raise InvalidInput(f"gpus takes each GPU's number once, from 0 on, got {gpus!r}. {remedy}")
+        return chosen
+    count = whole("gpus", gpus, remedy)
+    if count < 0:
+        raise InvalidInput(f"gpus must be at least 0, got {count}. {remedy}")
+    return count
 
 
 @contextlib.contextmanager

@@ -29,12 +29,13 @@ from penstock.core import (
     Resized,
     Saved,
     Share,
-    Source,
     Started,
     TrialStatus,
     WallClock,
+    total,
 )
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
+from penstock.core.measurement import measurement
 from penstock.execute._actor import TOKEN, Opened, Order, Slot, boot_id, files_of, gpu_facts, how, write_file
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._ship import check_config, pack
@@ -79,6 +80,7 @@ class _Ticket:
     again: bool = False  # it goes on with other shares: its start was told long ago
     passed: int = 0  # workers that were lost before they had begun it
     last_s: float = 0.0  # of its latest event
+    drawn: Measurement | None = None  # outside of epochs, before its shares were changed
 
     @property
     def trials(self) -> tuple[int, ...]:
@@ -607,6 +609,9 @@ class Ray(Executor):
         messages = []
         for rank in range(worker.members):
             facts = dict(ticket.launch.facts)
+            fraction = sum(share.fraction for share in ticket.shares) / len(ticket.shares)
+            if fraction < 1.0 - _EPSILON:  # its weight among those that share its devices
+                facts["fraction"] = fraction
             if worker.members > 1:
                 facts["world"] = (rank, worker.members, f"{opened.folder}/meet-{ticket.number}")
             message = (ticket.number, ticket.specs, names, worker.threads, facts)
@@ -800,6 +805,7 @@ class Ray(Executor):
         placement = replace(launch.placement, shares=target)
         after = self._ticket(replace(launch, placement=placement, known=(ticket.epochs[trial],)))
         after.seen = after.again = True
+        after.drawn = ticket.drawn
         after.last_s = time_s
         del self._tickets[ticket.number]
         self._tickets[after.number] = self._by_trial[trial] = after
@@ -961,11 +967,7 @@ class Ray(Executor):
             time_s = ticket.last_s = max(ticket.last_s, message[3] + offset_s)
             if kind == "r":
                 _, _, _, _, epoch, metrics, train_s, energy = message
-                drawn = (
-                    None
-                    if energy is None
-                    else Measurement(energy[0], energy[1], Source(energy[2]), energy[3])
-                )
+                drawn = None if energy is None else measurement(*energy)
                 ticket.epochs[trial] = max(ticket.epochs[trial], epoch)
                 self._events.append(Reported(time_s, trial, epoch, metrics, train_s, drawn))
             elif kind == "s":
@@ -976,11 +978,16 @@ class Ray(Executor):
             elif kind == "n":
                 self._events.append(Noted(time_s, message[4], message[5], trial))
             else:
-                _, _, _, _, status, epoch, reason, error, kept = message
+                _, _, _, _, status, epoch, reason, error, kept, energy = message
+                drawn = None if energy is None else measurement(*energy)
                 if ticket.target and kept:
+                    ticket.drawn = total(part for part in (ticket.drawn, drawn) if part is not None)
                     self._regroup(worker, ticket, time_s)
                     continue
-                self._end(ticket, Ended(time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept))
+                ended = Ended(
+                    time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept, energy=drawn
+                )
+                self._end(ticket, ended)
                 if not ticket.open:
                     self._release(worker)
 
@@ -991,6 +998,9 @@ class Ray(Executor):
         ticket.seen = True
 
     def _end(self, ticket: _Ticket, ended: Ended) -> None:
+        if ticket.drawn is not None:
+            drawn = ticket.drawn if ended.energy is None else ticket.drawn + ended.energy
+            ended = replace(ended, energy=drawn)
         self._events.append(ended)
         ticket.open.discard(ended.trial)
         if self._by_trial.get(ended.trial) is ticket:

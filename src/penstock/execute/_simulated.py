@@ -8,7 +8,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 from penstock.core import (
@@ -25,12 +25,13 @@ from penstock.core import (
     Saved,
     Segment,
     Share,
-    Source,
     Started,
     TrialStatus,
     VirtualClock,
 )
+from penstock.core.check import is_real, number, whole
 from penstock.core.errors import ExecutorError, InvalidInput
+from penstock.core.measurement import measurement
 from penstock.execute._base import Executor, Job, Launch
 from penstock.predict import Overhead
 from penstock.train._checkpoint import MemoryCheckpoints, Report
@@ -239,12 +240,26 @@ class Simulated(Executor):
         overhead: Overhead | None = None,
         fused: float = 0.0,
     ) -> None:
-        counts = {"simulated": devices} if isinstance(devices, int) else dict(devices)
+        counts = _counts(devices)
         if any(count < 0 for count in counts.values()) or sum(counts.values()) < 1:
             raise InvalidInput(f"devices must be at least 1, got {devices!r}.")
-        if not callable(seconds) and not (math.isfinite(seconds) and seconds > 0):
+        if callable(seconds):
+            if not _takes(seconds, 2) and not _takes(seconds, 3):
+                raise InvalidInput(
+                    f"seconds is called with (config, epoch), or (config, epoch, placement); {seconds!r} can't be."
+                )
+        elif not number("seconds", seconds, "Give those of an epoch, or a function of (config, epoch).") > 0:
             raise InvalidInput(f"seconds must be positive, got {seconds!r}.")
+        if kinds is not None and not isinstance(kinds, Mapping):
+            raise InvalidInput(f'kinds takes speeds by kind of device, such as {{"a": 2.0}}, got {kinds!r}.')
+        number("slots_per_trial", slots_per_trial, "Give 1, 2, or a fraction such as 0.5.")
+        number("fused", fused, "Give 0 or more.")
+        if overhead is not None and not isinstance(overhead, Overhead):
+            raise InvalidInput(f"overhead takes an Overhead(...), got {overhead!r}.")
+        if failure is not None and not callable(failure):
+            raise InvalidInput(f"failure takes a function of (trial, epoch, attempt), got {failure!r}.")
         for kind, speed in (kinds or {}).items():
+            number(f"The speed of {kind!r}", speed)
             if kind not in counts:
                 raise InvalidInput(f"kinds names {kind!r}, but devices has only {', '.join(counts)}.")
             if not (math.isfinite(speed) and speed > 0):
@@ -446,12 +461,12 @@ class Simulated(Executor):
             cost = seconds(config, epoch, placement)
         else:
             cost = seconds(config, epoch) if callable(seconds) else seconds
-            if self.overhead is None:
-                cost /= min(1.0, sum(share.fraction for share in placement.shares))
-        if not (isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0):
+        if not (is_real(cost) and math.isfinite(cost) and cost >= 0):
             raise InvalidInput(
                 f"seconds gave {cost!r} for epoch {epoch} of {dict(config)}; it must be at least 0."
             )
+        if self.overhead is None and not self._takes_placement:
+            cost /= min(1.0, sum(share.fraction for share in placement.shares))
         return float(cost) / min(self._speeds[self._devices[share.device].kind] for share in placement.shares)
 
     def _go_on(self, flight: _Flight, now_s: float) -> None:
@@ -607,9 +622,7 @@ class Simulated(Executor):
     def _tell(self, member: _Member, step: _Step, now_s: float) -> None:
         trial, end = member.segment.trial.id, step.end
         for epoch, metrics, _, energy in step.reports:
-            drawn = (
-                None if energy is None else Measurement(energy[0], energy[1], Source(energy[2]), energy[3])
-            )
+            drawn = None if energy is None else measurement(*energy)
             self._events.append(Reported(now_s, trial, epoch, metrics, member.took_s, drawn))
             member.epoch = max(member.epoch, epoch)
         for epoch, path in step.saved:
@@ -623,14 +636,25 @@ class Simulated(Executor):
                 member.segment.until is not None and end is not None and end.epoch >= member.segment.until
             )
             if not keep:
-                member.ended = Ended(now_s, trial, TrialStatus.STOPPED, member.epoch, reason)
+                member.ended = Ended(
+                    now_s, trial, TrialStatus.STOPPED, member.epoch, reason, energy=_drawn(end)
+                )
                 return
             if not at_end:
-                member.ended = Ended(now_s, trial, TrialStatus.PAUSED, member.epoch, reason, kept=True)
+                member.ended = Ended(
+                    now_s, trial, TrialStatus.PAUSED, member.epoch, reason, kept=True, energy=_drawn(end)
+                )
                 return
         if end is not None:
             member.ended = Ended(
-                now_s, trial, TrialStatus(end.status), end.epoch, end.reason, end.error, kept=end.kept
+                now_s,
+                trial,
+                TrialStatus(end.status),
+                end.epoch,
+                end.reason,
+                end.error,
+                kept=end.kept,
+                energy=_drawn(end),
             )
 
     def _finish(self, member: _Member, now_s: float) -> None:
@@ -639,16 +663,7 @@ class Simulated(Executor):
             return
         member.source.quit()
         if ended.time_s != now_s:  # it was through before its companions
-            ended = Ended(
-                now_s,
-                trial,
-                ended.status,
-                ended.epoch,
-                ended.reason,
-                ended.error,
-                ended.lost,
-                kept=ended.kept,
-            )
+            ended = replace(ended, time_s=now_s)
         self._events.append(ended)
         del self._flights[trial]
         newest = max((epoch for epoch, _ in member.paths), default=None)
@@ -662,6 +677,29 @@ class Simulated(Executor):
             found = self._flights.get(trial)
             if found is not None and found[1].stop is None:
                 found[1].stop = reason, keep
+
+
+def _counts(devices: Any) -> dict[str, int]:
+    remedy = 'Give how many, or how many of each kind: {"fast": 2, "slow": 6}.'
+    if isinstance(devices, Mapping):
+        return {str(kind): whole(f"devices[{kind!r}]", count, remedy) for kind, count in devices.items()}
+    return {"simulated": whole("devices", devices, remedy)}
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with that many arguments; True where that can't be told."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _drawn(end: End | None) -> Measurement | None:
+    """What a segment drew outside of its epochs."""
+    return None if end is None or end.energy is None else measurement(*end.energy)
 
 
 def _arity(function: Callable[..., Any]) -> int:

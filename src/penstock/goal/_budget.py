@@ -66,12 +66,13 @@ class Budget:
         """Whether keeping it needs metered energy."""
         return (self.energy_wh, self.co2_g, self.cost) != (None, None, None)
 
-    def used_up(self, spent: Spent) -> str | None:
+    def used_up(self, spent: Spent, *, currency: str = "EUR") -> str | None:
         """Which limit is reached, as a sentence; None if none is. Trials are limited where they are made."""
         for field in _limits():
             limit, value = getattr(self, field.name), getattr(spent, field.name)
             if field.name != "trials" and limit is not None and value is not None and value >= limit:
-                return f"budget of {limit:g} {_UNITS[field.name]} used up ({value:.4g} spent)"
+                unit = currency if field.name == "cost" else _UNITS[field.name]
+                return f"budget of {limit:g} {unit} used up ({value:.4g} spent)"
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -96,5 +97,4 @@ _UNITS = {
     "time_s": "s",
     "energy_wh": "Wh",
     "co2_g": "g CO2e",
-    "cost": "money",
 }

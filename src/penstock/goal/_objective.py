@@ -114,7 +114,7 @@ def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
 def _names(argument: str, value: str | Iterable[str] | None) -> list[str]:
     if value is None:
         return []
-    names = [value] if isinstance(value, str) else list(value)
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [None]
     for name in names:
         if not isinstance(name, str) or not name:
             raise InvalidInput(f"{argument}= takes the name of a metric or a list of names, got {value!r}.")

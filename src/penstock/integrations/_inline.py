@@ -16,15 +16,14 @@ from penstock.core import (
     Ended,
     Event,
     Free,
-    Measurement,
     Reported,
     Saved,
-    Source,
     Started,
     TrialStatus,
     WallClock,
 )
 from penstock.core.errors import ExecutorError
+from penstock.core.measurement import measurement
 from penstock.execute import Executor, Job, Launch
 from penstock.train._checkpoint import Report
 from penstock.train._worker import Settings, Spec, execute
@@ -165,7 +164,16 @@ class Inline(Executor):
         end = execute(self._work, spec, self._settings, sink, threads=_DEVICE.cores)
         status = TrialStatus(end.status)
         self._events.put(
-            Ended(self._clock.now_s(), trial.id, status, end.epoch, end.reason, end.error, kept=end.kept)
+            Ended(
+                self._clock.now_s(),
+                trial.id,
+                status,
+                end.epoch,
+                end.reason,
+                end.error,
+                kept=end.kept,
+                energy=None if end.energy is None else measurement(*end.energy),
+            )
         )
 
 
@@ -180,7 +188,7 @@ class _Sink:
 
     def reported(self, report: Report) -> None:
         epoch, metrics, train_s, energy = report
-        drawn = None if energy is None else Measurement(energy[0], energy[1], Source(energy[2]), energy[3])
+        drawn = None if energy is None else measurement(*energy)
         now_s = self._owner._clock.now_s()
         self._owner._events.put(Reported(now_s, self._trial, epoch, metrics, train_s, drawn))
 

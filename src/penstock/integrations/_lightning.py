@@ -76,8 +76,8 @@ class LightningCallback(TrainingCallback, Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Restore the power limits."""
-        self._training.end()
+        """Restore the power limits; say if nothing could be reported."""
+        self._training.finish()
 
     def _dumped(self, trainer: Any) -> dict[str, bytes]:
         """The Trainer's checkpoint as bytes."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.core import Dropped, Ended, Event, Reported, SessionClosed, Started, StudyState, TrialRecord
+from penstock.core.errors import InvalidInput
 from penstock.goal import Goal
 from penstock.report import View, open_view, read_journal
 
@@ -137,4 +138,6 @@ def folded(source: str | Path | Study, name: str | None) -> tuple[str, Goal, Stu
     if isinstance(source, str | Path):
         journal = read_journal(source, name)
         return journal.entry.name, journal.goal, journal.state
+    if not all(hasattr(source, name) for name in ("name", "goal", "state")):
+        raise InvalidInput(f"source takes a store's path or URL, or a Study, got {source!r}.")
     return source.name or "study", source.goal, source.state

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus, RunTag
+from mlflow.exceptions import MlflowException
 
 from penstock.core import StudyState, TrialRecord, TrialStatus
 from penstock.core.errors import InvalidInput
@@ -18,7 +22,8 @@ _STATUS = {
     TrialStatus.STOPPED: RunStatus.KILLED,
     TrialStatus.FAILED: RunStatus.FAILED,
 }
-_STUDY, _TRIAL = "penstock.study", "penstock.trial"
+_STUDY, _TRIAL, _KEY = "penstock.study", "penstock.trial", "penstock.key"
+_FORBIDDEN = re.compile(r"[^\w./: -]")  # what MLflow takes in names: word characters and these
 _BATCH = 1000  # metrics in one call: MLflow takes no more
 
 
@@ -52,8 +57,16 @@ class MLflowLogger(Listener):
         if not isinstance(experiment, str) or not experiment:
             raise InvalidInput(f"experiment takes a name, got {experiment!r}.")
         self._name = experiment
+        if tracking_uri is not None and (not isinstance(tracking_uri, str) or not tracking_uri):
+            raise InvalidInput(
+                f"tracking_uri takes a URI such as 'sqlite:///mlflow.db', got {tracking_uri!r}."
+            )
+        if tags is not None and (
+            not isinstance(tags, Mapping) or not all(isinstance(name, str) and name for name in tags)
+        ):
+            raise InvalidInput(f"tags takes a dict of values by name, got {tags!r}.")
         self._uri = tracking_uri
-        self._tags = dict(tags or {})
+        self._tags = {name: str(value) for name, value in _named(tags or {}).items()}
         self._client: Any = None
         self._experiment = ""
         self._study = ""
@@ -62,27 +75,39 @@ class MLflowLogger(Listener):
         self._over: set[int] = set()
 
     def _begin(self, name: str, goal: Goal, state: StudyState) -> None:
-        client = self._client = MlflowClient(tracking_uri=self._uri)
+        client = self._client = self._connected()
         found = client.get_experiment_by_name(self._name)
         self._experiment = client.create_experiment(self._name) if found is None else found.experiment_id
         self._runs, self._logged, self._over = {}, {}, set()
         # Its begin tells it from studies of the same name in other stores.
         mark = f"{name} {state.first_s:.6f}" if state.first_s is not None else name
-        known = self._search(f"tags.`{_STUDY}` = '{_quoted(mark)}'")
+        # A hash, for MLflow's filters can't quote everything a name may have.
+        key = hashlib.sha256(mark.encode("utf-8", "surrogatepass")).hexdigest()
+        known = self._search(f"tags.`{_KEY}` = '{key}'")
         if known:
             self._study = known[0].info.run_id
             client.update_run(self._study, status="RUNNING")
             self._recall(goal)
             return
-        tags = {**self._tags, _STUDY: mark, "penstock.goal": str(goal)}
+        tags = {**self._tags, _KEY: key, _STUDY: mark[:5000], "penstock.goal": str(goal)[:5000]}
         self._study = client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
+
+    def _connected(self) -> Any:
+        try:
+            return MlflowClient(tracking_uri=self._uri)
+        except MlflowException as error:
+            raise InvalidInput(
+                f"MLflow can't use the tracking URI {self._uri!r}: {error.message}. Give one such as "
+                "'sqlite:///mlflow.db' or 'http://host:5000'."
+            ) from error
 
     def _recall(self, goal: Goal) -> None:
         """What was logged of the study before."""
         for run in self._search(f"tags.`mlflow.parentRunId` = '{self._study}'"):
             trial = int(run.data.tags[_TRIAL])
             self._runs[trial] = run.info.run_id
-            key = next((metric for metric in goal.metrics if metric in run.data.metrics), "train_s")
+            names = [clean_name(metric) for metric in goal.metrics]
+            key = next((name for name in names if name in run.data.metrics), "train_s")
             history = self._client.get_metric_history(run.info.run_id, key)
             self._logged[trial] = max((metric.step for metric in history), default=0)
             if run.info.status != "RUNNING":
@@ -113,7 +138,7 @@ class MLflowLogger(Listener):
                 tags=tags,
             ).info.run_id
             self._runs[record.id] = run
-            params = [Param(name, str(value)) for name, value in record.config.items()]
+            params = [Param(name, str(value)[:6000]) for name, value in _named(record.config).items()]
             client.log_batch(run, params=params)
         self._log(record, run)
         if over:
@@ -123,6 +148,8 @@ class MLflowLogger(Listener):
             ]
             if record.energy is not None:
                 told.append(RunTag("penstock.energy_source", str(record.energy.source)))
+                # With what it drew outside of its epochs, which the metric by epoch leaves out.
+                told.append(RunTag("penstock.energy_j", repr(record.energy.joules)))
             client.log_batch(run, tags=told)
             status = RunStatus.to_string(_STATUS[record.status])
             client.set_terminated(run, status=status, end_time=_ms(record.ended_s or 0.0))
@@ -141,7 +168,9 @@ class MLflowLogger(Listener):
                 if report.energy is not None:
                     values.setdefault("energy_j", report.energy.joules)
                 at_ms = _ms(report.time_s)
-                metrics += [Metric(name, value, at_ms, report.epoch) for name, value in values.items()]
+                metrics += [
+                    Metric(name, value, at_ms, report.epoch) for name, value in _named(values).items()
+                ]
         for begin in range(0, len(metrics), _BATCH):
             self._client.log_batch(run, metrics=metrics[begin : begin + _BATCH])
         self._logged[record.id] = record.epoch
@@ -155,10 +184,12 @@ class MLflowLogger(Listener):
             tags.append(RunTag("penstock.energy_source", str(state.energy.source)))
         best = next(iter(ranked(goal, state.trials.values())), None)
         if best is not None:
-            metrics += [Metric(f"best.{name}", value, at_ms, 0) for name, value in metrics_of(best).items()]
+            last = _named(metrics_of(best))
+            metrics += [Metric(f"best.{name}", value, at_ms, 0) for name, value in last.items()]
             # Tags, for a parameter of a run can't change, and a resumed study may find a better trial.
             tags.append(RunTag("penstock.best_trial", str(best.id)))
-            tags += [RunTag(f"best.{name}", str(value)) for name, value in best.config.items()]
+            config = _named(best.config)
+            tags += [RunTag(f"best.{name}", str(value)[:5000]) for name, value in config.items()]
         self._client.log_batch(self._study, metrics=metrics, tags=tags)
         if state.closed is not None:
             tags = [RunTag("penstock.closed", f"{state.closed.reason} {state.closed.detail}".strip())]
@@ -170,5 +201,22 @@ def _ms(time_s: float) -> int:
     return int(time_s * 1000)
 
 
-def _quoted(text: str) -> str:
-    return text.replace("'", "\\'")
+def clean_name(name: str) -> str:
+    """A name that MLflow takes: others than letters, digits and ``_ - . : /`` and spaces are ``_``, as ``f1_0.5``."""
+    parts = _FORBIDDEN.sub("_", name)[:240].split("/")
+    # It reads names as paths, which may not leave their folder nor have empty parts.
+    clean = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    return "_" + clean[2:] if clean.startswith("..") else clean
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by names that MLflow takes; where two become one, the second has a number."""
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        clean = unique = clean_name(name)
+        number = 1
+        while unique in named or (unique != name and unique in values):
+            number += 1
+            unique = f"{clean}_{number}"
+        named[unique] = value
+    return named

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -59,13 +61,18 @@ def export_optuna(
         storage: Optuna's: ``"sqlite:///optuna.db"``, or a storage object.
         name: The study's name in the store; None: the newest.
         study_name: Its name there; None: the same.
+
+    Raises:
+        InvalidInput: Something else was given, the storage can't be opened, or holds another study of that name.
     """
+    _check_storage(storage)
     found, goal, state, space = _read(source, name)
     turned = [objective.maximize for objective in goal.objectives]
     directions = [StudyDirection.MAXIMIZE if each else StudyDirection.MINIMIZE for each in turned]
-    study = optuna.create_study(
-        storage=storage, study_name=study_name or found, directions=directions, load_if_exists=True
-    )
+    with _storage_errors(storage):
+        study = optuna.create_study(
+            storage=storage, study_name=study_name or found, directions=directions, load_if_exists=True
+        )
     if study.directions != directions:
         have, wanted = ([each.name.lower() for each in some] for some in (study.directions, directions))
         raise InvalidInput(
@@ -111,6 +118,8 @@ def _update(study: optuna.Study, old: FrozenTrial, record: TrialRecord, goal: Go
 
 def _read(source: str | Path | Study, name: str | None) -> tuple[str, Goal, StudyState, Space]:
     if not isinstance(source, str | Path):
+        if not all(hasattr(source, each) for each in ("name", "goal", "state", "space")):
+            raise InvalidInput(f"source takes a store's path or URL, or a Study, got {source!r}.")
         return source.name or "study", source.goal, source.state, source.space
     store = open_store(source, write=False)
     try:
@@ -212,6 +221,8 @@ def import_optuna(
     study_name: str | None = None,
     first: int = 0,
     then: Sampler | None = None,
+    minimize: str | Sequence[str] | None = None,
+    maximize: str | Sequence[str] | None = None,
 ) -> WarmStart:
     """A sampler that knows an Optuna study: ``Study(..., sampler=import_optuna("sqlite:///old.db", space))``.
 
@@ -225,12 +236,23 @@ def import_optuna(
         study_name: In the storage; None: the only one.
         first: Run so many of the best configurations again first.
         then: The sampler that follows; default TPE.
+        minimize: As given to the new study, to be compared with the Optuna study's directions: a sampler that is told
+            losses of accuracies would look for the worst.
+        maximize: Likewise.
 
     Raises:
-        InvalidInput: No trial of it is a configuration of the space.
+        InvalidInput: No trial of it is a configuration of the space, or there is no such storage or study.
     """
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise InvalidInput(f"first takes how many configurations to run again, 0 or more, got {first!r}.")
+    if not isinstance(space, Space | Mapping):
+        raise InvalidInput(f"space takes a Space or a dict of domains by name, got {space!r}.")
+    if then is not None and not isinstance(then, Sampler):
+        raise InvalidInput(f"then takes a sampler, such as TPE(), got {then!r}.")
     study = source if isinstance(source, optuna.Study) else _load(source, study_name)
     space = space if isinstance(space, Space) else Space(**space)
+    if minimize is not None or maximize is not None:
+        _check_directions(study, Goal.of(minimize, maximize))
     signs = [-1.0 if direction.name == "MAXIMIZE" else 1.0 for direction in study.directions]
     observations: list[Observation] = []
     reason = "it has no trials that ended with a value"
@@ -258,7 +280,75 @@ def import_optuna(
     return WarmStart([told.config for told in best], then=then or TPE(), observations=observations)
 
 
+def _check_directions(study: optuna.Study, goal: Goal) -> None:
+    """Say if an Optuna study is after something else than a goal.
+
+    Raises:
+        InvalidInput: It has other directions, or names other metrics.
+    """
+    have = [direction is StudyDirection.MAXIMIZE for direction in study.directions]
+    wanted = [objective.maximize for objective in goal.objectives]
+    names = study.metric_names
+    if have != wanted or (names is not None and names != [o.metric for o in goal.objectives]):
+        told = [
+            f"{'maximises' if each else 'minimises'} {name}"
+            for each, name in zip(have, names or ["a value"] * len(have), strict=True)
+        ]
+        raise InvalidInput(
+            f"The Optuna study {study.study_name!r} {' and '.join(told)}, but the new study is to {goal}. Its results "
+            "would mislead the sampler."
+        )
+
+
+def _check_storage(storage: Any) -> None:
+    """Say what is no storage at all.
+
+    Raises:
+        InvalidInput: It is something else.
+    """
+    if isinstance(storage, optuna.storages.BaseStorage):
+        return
+    if not isinstance(storage, str) or not storage:
+        raise InvalidInput(
+            f"storage takes a URL such as 'sqlite:///optuna.db' or a storage, got {storage!r}."
+        )
+    if "://" not in storage:
+        raise InvalidInput(f"An Optuna storage is a URL, got {storage!r}: write 'sqlite:///{storage}'.")
+
+
+@contextmanager
+def _storage_errors(storage: Any) -> Iterator[None]:
+    """Whatever Optuna and its database say of a storage that can't be opened, as one error."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except (SQLAlchemyError, ImportError, OSError, StorageInternalError, RuntimeError, ValueError) as error:
+        shown = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidInput(
+            f"Optuna can't open the storage {_shown(storage)}: {shown}. Give one such as 'sqlite:///optuna.db' in a "
+            "folder that can be written to."
+        ) from error
+
+
+def _shown(storage: Any) -> str:
+    """A storage as a message names it: without a password."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", storage) if isinstance(storage, str) else repr(storage)
+
+
 def _load(storage: str | optuna.storages.BaseStorage, study_name: str | None) -> optuna.Study:
+    _check_storage(storage)
+    if isinstance(storage, str) and storage.startswith("sqlite") and ":memory:" not in storage:
+        file = storage.partition(":///")[2].partition("?")[0]
+        if file and not file.startswith("file:") and not Path(file).exists():  # SQLite would make one
+            raise InvalidInput(f"There is no file {file!r}, which {storage!r} names.")
+    with _storage_errors(storage):
+        return _found(storage, study_name)
+
+
+def _found(storage: str | optuna.storages.BaseStorage, study_name: str | None) -> optuna.Study:
     if study_name is None:
         names = optuna.get_all_study_names(storage)
         if len(names) != 1:

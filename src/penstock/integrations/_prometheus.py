@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.core import StudyState, TrialStatus
-from penstock.core.errors import StoreCorrupt
+from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.energy import co2, grid
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.store import StudyEntry, open_store
@@ -78,7 +78,7 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
     busy = CounterMetricFamily(
         "penstock_train_seconds", "Time that epochs took on their devices.", labels=["study"]
     )
-    joules = CounterMetricFamily("penstock_energy_joules", "Energy of all epochs metered.", labels=["study"])
+    joules = CounterMetricFamily("penstock_energy_joules", "Energy of all trials metered.", labels=["study"])
     source = GaugeMetricFamily(
         "penstock_energy_source", "1 for the weakest source of the energy.", labels=["study", "source"]
     )
@@ -104,7 +104,8 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
         if state.energy is not None:  # what was not metered is missing, never 0
             joules.add_metric(name, state.energy.joules)
             source.add_metric([entry.name, str(state.energy.source)], 1)
-            grams.add_metric(name, co2(state.energy, grid(entry.spec.get("region"))).value)
+            intensity = grid(entry.spec.get("region"), g_per_kwh=entry.spec.get("g_per_kwh"))
+            grams.add_metric(name, co2(state.energy, intensity).value)
         drawn = _watts(state)
         if drawn is not None:
             watts.add_metric(name, drawn)
@@ -143,6 +144,8 @@ def _watts(state: StudyState) -> float | None:
 
 
 def _registry(store: str | Path, name: str | None) -> CollectorRegistry:
+    if not isinstance(store, str | Path):
+        raise InvalidInput(f"store takes a store's path or URL, got {store!r}.")
     registry = CollectorRegistry()
     registry.register(StudyCollector(store, name))
     return registry
@@ -166,8 +169,28 @@ def serve_metrics(
     """Serve the metrics at ``http://host:port/metrics`` from a thread, until the returned function is called.
 
     Anybody who reaches the port reads them: names of studies and metrics, no configurations.
+
+    Raises:
+        InvalidInput: The port can't be or is taken, or ``store`` is not a path or URL.
+        StoreError: There is no store, or no study of that name.
     """
-    server, thread = start_http_server(port, host, _registry(store, name))
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise InvalidInput(f"port must be a whole number between 0 and 65535, got {port!r}.")
+    if not isinstance(host, str):
+        raise InvalidInput(f"host takes a name or an address, got {host!r}.")
+    registry = _registry(store, name)
+    opened = open_store(store, write=False)  # say now if there is none, not at every scrape
+    try:
+        if name is not None:
+            opened.find(name)
+    finally:
+        opened.close()
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise InvalidInput(
+            f"Can't listen on {host} port {port}: {error.strerror or error}. Give another port, or 0 for any."
+        ) from error
 
     def stop() -> None:
         server.shutdown()

@@ -173,6 +173,11 @@ class PenstockSearchCV(BaseSearchCV):
 
     def _study(self, work: _Folds) -> Study:
         """The study that fit() runs."""
+        if not isinstance(self.space, Space | Mapping):
+            raise InvalidInput(
+                f"space takes a Space or a dict of domains by parameter, such as {{'C': Float(1e-3, 1e3, log=True)}}, "
+                f"got {self.space!r}."
+            )
         if not isinstance(self.n_trials, int) or self.n_trials < 1:
             raise InvalidInput(f"n_trials must be at least 1, got {self.n_trials!r}.")
         scheduler = self.scheduler

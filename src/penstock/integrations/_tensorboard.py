@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 from torch.utils.tensorboard import SummaryWriter
 
 from penstock.core import StudyState, TrialRecord
+from penstock.core.errors import InvalidInput
 from penstock.goal import Goal, metrics_of
 from penstock.integrations._listen import Listener
 from penstock.report import View
@@ -22,7 +25,7 @@ class TensorBoardLogger(Listener):
 
     Each trial is a run ``<folder>/<study>/trial-0007`` with its metrics by epoch, ``energy_j`` and ``train_s`` of each
     epoch, and, once it is over, its configuration and last metrics in the HPARAMS tab. ``export`` writes a study that
-    is in a store.
+    is in a store. What can't be in a folder's name is replaced in the study's.
 
     Args:
         folder: Where ``tensorboard --logdir`` looks.
@@ -33,15 +36,24 @@ class TensorBoardLogger(Listener):
 
     def __init__(self, folder: str | Path = "runs", *, view: str | View | None = None) -> None:
         super().__init__(view)
+        if not isinstance(folder, str | Path) or not str(folder):
+            raise InvalidInput(f"folder takes the path of a folder, got {folder!r}.")
         self._base = Path(folder)
+        if self._base.exists() and not self._base.is_dir():
+            raise InvalidInput(f"{str(folder)!r} is not a folder. Give another.")
         self._folder = self._base
         self._began_s: float | None = None
         self._writers: dict[int, SummaryWriter] = {}
         self._marks: dict[str, tuple[int, bool]] = {}  # trial -> epochs written, whether it is over
 
     def _begin(self, name: str, goal: Goal, state: StudyState) -> None:
-        self._folder = self._base / name
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder = self._base / folder_name(name)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(
+                f"Can't write to {str(self._folder)!r}: {error.strerror or error}. Give another folder."
+            ) from error
         self._marks = {}
         try:
             known = json.loads((self._folder / _MARKS).read_text())
@@ -84,6 +96,16 @@ class TensorBoardLogger(Listener):
         self._writers.clear()
         marks = {"began_s": self._began_s, "trials": self._marks}
         (self._folder / _MARKS).write_text(json.dumps(marks))
+
+
+def folder_name(study: str) -> str:
+    """A study's folder: its name, where that is one; else as much of it as can be, and a hash that tells it apart."""
+    clean = re.sub(r"[^\w .+=@,()-]", "_", study)
+    clean = clean.encode()[:200].decode(errors="ignore").strip(" .")  # file systems take 255 bytes
+    if clean == study:
+        return study
+    mark = hashlib.sha256(study.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{clean}-{mark}" if clean else f"study-{mark}"
 
 
 def _newer(record: TrialRecord, epoch: int) -> list[Any]:

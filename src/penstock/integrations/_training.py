@@ -64,7 +64,15 @@ class Training:
             raise InvalidInput(
                 f"metrics takes a list of names or a dict, got {metrics!r}: write [{metrics!r}]."
             )
+        if metrics is not None and not isinstance(metrics, Iterable):
+            raise InvalidInput(f"metrics takes a list of names or a dict, got {metrics!r}.")
+        self._given = (
+            None if sensors is None else tuple(sensors) if isinstance(sensors, Iterable) else (sensors,)
+        )
+        if not all(isinstance(each, Sensor) for each in self._given or ()):
+            raise InvalidInput(f"sensors takes a list of sensors, got {sensors!r}.")
         self.run = run
+        self._seen: set[str] = set()
         self._names = (
             None
             if metrics is None
@@ -72,8 +80,11 @@ class Training:
             if isinstance(metrics, Mapping)
             else {name: name for name in metrics}
         )
+        for name in [*(self._names or {}).keys(), *(self._names or {}).values()]:
+            if not isinstance(name, str):
+                raise InvalidInput(f"metrics takes names, got {name!r} among {metrics!r}.")
+        self._reported = False
         self._rule, self._cache = power_limit, cache
-        self._given = None if sensors is None else tuple(sensors)
         self._options = dict(limiter_options or {})
         self._sensors: tuple[Sensor, ...] = ()
         self._meter: EpochMeter | None = None
@@ -133,8 +144,10 @@ class Training:
             self.energies.append(drawn)
             return drawn
         chosen = self._chosen(metrics)
+        self._seen |= {str(name) for name in metrics}
         if not chosen:
             return None
+        self._reported = True
         try:
             if state is not None:
                 self.run.save(state())
@@ -149,6 +162,20 @@ class Training:
         if self._names is None:
             return {name: value for name, value in metrics.items() if _is_number(value)}
         return {ours: metrics[theirs] for theirs, ours in self._names.items() if theirs in metrics}
+
+    def finish(self) -> None:
+        """The training came to its end: ``end``, and say if nothing of it could be reported.
+
+        Raises:
+            InvalidInput: None of the wanted metrics was among those the trainer logged.
+        """
+        self.end()
+        if self.run is not None and self._names and not self._reported:
+            wanted, seen = (", ".join(map(repr, sorted(some))) for some in (self._names, self._seen))
+            raise InvalidInput(
+                f"Nothing was reported: metrics= names {wanted}, and the trainer logged {seen or 'nothing'}. "
+                "Give the names it logs, or the study's names by them: metrics={'val_loss': 'loss'}."
+            )
 
     def end(self) -> None:
         """The training is over: restore power limits, let the sensors go. Idempotent."""

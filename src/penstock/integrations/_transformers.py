@@ -83,10 +83,10 @@ class TransformersCallback(TrainingCallback, TrainerCallback):
             self._report(metrics, control, folder if folder.is_dir() else None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Restore the power limits."""
+        """Restore the power limits; say if nothing could be reported."""
         if self._waiting is not None:
             self._report(self._waiting, control, None)
-        self._training.end()
+        self._training.finish()
 
     def _close(self, metrics: dict[str, Any], args: Any, state: Any, control: Any) -> None:
         if self._checkpoint and control.should_save:

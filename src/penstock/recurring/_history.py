@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.recurring import _checks as checks
 from penstock.recurring._cost import Profile, best_limit, run_cost
 
 FORMAT = 1
@@ -15,6 +16,10 @@ FORMAT = 1
 
 CHUNKED = 2
 """The oldest records in chunks of their own; see ``penstock.store._chunks``."""
+
+
+LOST_S = 86_400.0
+"""A decision without a result is waited for at least so long, unless the job says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +47,29 @@ class JobSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = tuple(sorted(set(self.batch_sizes)))
-        if not sizes or any(isinstance(b, bool) or not isinstance(b, int) or b < 1 for b in sizes):
-            raise InvalidInput(f"batch_sizes must be positive whole numbers, got {self.batch_sizes!r}.")
-        if self.default not in sizes:
-            raise InvalidInput(f"The default batch size {self.default} is not one of {list(sizes)}: add it.")
-        if not 0.0 <= self.eta <= 1.0:
+        sizes = tuple(sorted(set(checks.sizes(self.batch_sizes))))
+        default = checks.whole("default", self.default)
+        if default not in sizes:
+            raise InvalidInput(f"The default batch size {default} is not one of {list(sizes)}: add it.")
+        if not 0.0 <= checks.real("eta", self.eta) <= 1.0:
             raise InvalidInput(f"eta weighs energy against time and lies in [0, 1], got {self.eta}.")
-        if not self.beta >= 1.0:
+        if not checks.real("beta", self.beta) >= 1.0:
             raise InvalidInput(
                 f"beta must be at least 1 (stop at beta times the least cost), got {self.beta}."
             )
-        if self.window is not None and self.window < 1:
-            raise InvalidInput(f"window must be at least 1 observation, or None for all, got {self.window}.")
-        if not (math.isfinite(self.max_power_w) and self.max_power_w > 0.0):
-            raise InvalidInput(f"max_power_w must be positive, got {self.max_power_w}.")
-        object.__setattr__(self, "batch_sizes", sizes)
-        object.__setattr__(self, "limits_w", tuple(sorted(set(self.limits_w))))
+        window = None if self.window is None else checks.whole("window (None: all results)", self.window)
+        limits_w = tuple(sorted(set(checks.limits(self.limits_w))))
+        for name, value in (
+            ("batch_sizes", sizes),
+            ("default", default),
+            ("eta", float(self.eta)),
+            ("beta", float(self.beta)),
+            ("window", window),
+            ("limits_w", limits_w),
+            ("max_power_w", checks.real("max_power_w", self.max_power_w, above=0.0)),
+            ("seed", checks.whole("seed", self.seed, least=None)),
+        ):
+            object.__setattr__(self, name, value)
 
     def cost(self, energy_j: float, time_s: float) -> float:
         """The energy-time cost (Eq. 2)."""
@@ -119,9 +130,8 @@ class Result:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "time_s", "energy_j"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise InvalidInput(f"A result's {name} must be finite and at least 0, got {value!r}.")
+            value = checks.real(f"A result's {name}", getattr(self, name), least=0.0)
+            object.__setattr__(self, name, value)
         if self.reached and not self.epochs > 0.0:
             raise InvalidInput("A run that reached its target has at least one epoch; got 0.")
 
@@ -203,11 +213,14 @@ class History:
         self.decisions: dict[int, Decision] = {}
         self.results: list[Result] = []
         self.abandoned: set[int] = set()
+        self.longest_s = 0.0
+        """The time of the longest run so far."""
         self._done: set[int] = set()
         self._open: dict[int, Decision] = {}
         self._profiles: dict[tuple[str, int], dict[float, tuple[float, float]]] = {}
         # Views are kept, and what policies made of them: there may be thousands of results.
-        self._seen: dict[tuple[JobSpec, str], tuple[list[Seen], list[int], dict[object, object]]] = {}
+        self._seen: dict[tuple[JobSpec, str], _Told] = {}
+        self._costs: dict[JobSpec, dict[tuple[str, int], tuple[Profile, float]]] = {}
 
     @classmethod
     def fold(cls, records: Iterable[Mapping[str, Any]]) -> History:
@@ -233,6 +246,15 @@ class History:
     def pending(self) -> list[Decision]:
         """Decisions that are neither done nor given up, oldest first."""
         return [d for n, d in self._open.items() if n not in self.abandoned]
+
+    def waited_for(self, now_s: float, give_up_s: float | None = None) -> tuple[Decision, ...]:
+        """Those of ``pending`` that may still have a result: no older than ``give_up_s``.
+
+        By default that is ten times the longest run so far and at least a day: a run that was killed outright (out
+        of memory, a reboot) never says so, and would hold up the exploration of its batch size for ever.
+        """
+        patience_s = max(LOST_S, 10.0 * self.longest_s) if give_up_s is None else give_up_s
+        return tuple(d for d in self.pending if d.decided_s >= now_s - patience_s)
 
     def done(self, number: int) -> bool:
         """Whether the result of a decision is known."""
@@ -266,6 +288,7 @@ class History:
         del self._open[result.number]
         self.abandoned.discard(result.number)  # it came after all
         self.results.append(result)
+        self.longest_s = max(self.longest_s, result.time_s)
         if result.profile:
             self.add_profile(decision.device, decision.batch_size, result.profile)
         elif result.epochs > 0 and result.time_s > 0:
@@ -275,6 +298,8 @@ class History:
     def add_profile(self, device: str, batch_size: int, profile: Profile) -> None:
         """Remember what epochs take; later measurements replace earlier ones of the same limit."""
         self._profiles.setdefault((device, batch_size), {}).update(profile)
+        for costs in self._costs.values():
+            costs.pop((device, batch_size), None)
 
     def profile(self, device: str, batch_size: int) -> dict[float, tuple[float, float]]:
         """What was measured of a batch size on a device."""
@@ -289,11 +314,14 @@ class History:
         """
         known: dict[str, dict[int, float]] = {}
         here: dict[int, Profile] = {}
+        costs = self._costs.setdefault(spec, {})
         for (kind, size), profile in self._profiles.items():
-            usable = _usable(profile, spec)
-            known.setdefault(kind, {})[size] = best_limit(usable, eta=spec.eta, max_power_w=spec.max_power_w)[
-                1
-            ]
+            if (kind, size) not in costs:  # the same until it is measured again
+                usable = _usable(dict(profile), spec)
+                least = best_limit(usable, eta=spec.eta, max_power_w=spec.max_power_w)[1]
+                costs[kind, size] = usable, least
+            usable, cost = costs[kind, size]
+            known.setdefault(kind, {})[size] = cost
             if kind == device:
                 here[size] = usable
         mine = known.get(device, {})
@@ -302,41 +330,63 @@ class History:
         for kind, theirs in known.items():
             if kind != device:
                 foreign.update({b: cost * ratio[kind] for b, cost in theirs.items() if b not in mine})
-        seen, elsewhere, memo = self._seen.setdefault((spec, device), ([], [], {}))
-        for result in self.results[len(seen) :]:
-            decision = self.decisions[result.number]
-            cost = spec.cost(result.energy_j, result.time_s)
-            failed = bool(result.error)
-            if decision.device != device:
-                elsewhere.append(len(seen))
-            seen.append(
-                Seen(
-                    result.number,
-                    decision.batch_size,
-                    result.epochs,
-                    cost,
-                    result.reached,
-                    decision.explore,
-                    decision.limit_w,
-                    failed,
-                )
-            )
-        for at in elsewhere:
-            one = seen[at]
-            here_cost = mine.get(one.batch_size, foreign.get(one.batch_size))
-            if here_cost is not None and one.cost != one.epochs * here_cost:
-                cost = one.epochs * here_cost
+        told = self._seen.setdefault((spec, device), _Told())
+        seen = told.seen
+        translated: dict[int, float] = {}
+        for size, places in told.elsewhere.items():
+            here_cost = mine.get(size, foreign.get(size))
+            if here_cost is None:
+                continue
+            translated[size] = here_cost
+            if told.translated.get(size) == here_cost:
+                continue
+            for at in places:
+                one = seen[at]
                 seen[at] = Seen(
                     one.number,
-                    one.batch_size,
+                    size,
                     one.epochs,
-                    cost,
+                    one.epochs * here_cost,
                     one.reached,
                     one.explore,
                     one.limit_w,
                     one.error,
                 )
-        return View(spec, tuple(seen), tuple(self.pending), here, foreign, memo, not elsewhere)
+        for result in self.results[len(seen) :]:
+            decision = self.decisions[result.number]
+            size, cost = decision.batch_size, spec.cost(result.energy_j, result.time_s)
+            if decision.device != device:
+                told.elsewhere.setdefault(size, []).append(len(seen))
+                known_cost = mine.get(size, foreign.get(size))
+                if known_cost is not None:
+                    translated[size] = known_cost
+                    cost = result.epochs * known_cost
+            seen.append(
+                Seen(
+                    result.number,
+                    size,
+                    result.epochs,
+                    cost,
+                    result.reached,
+                    decision.explore,
+                    decision.limit_w,
+                    bool(result.error),
+                )
+            )
+        told.translated = translated
+        return View(spec, tuple(seen), tuple(self.pending), here, foreign, told.memo, not told.elsewhere)
+
+
+@final
+class _Told:
+    """A kept view: results as seen, which of them ran elsewhere, and the epoch costs these were translated with."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.elsewhere: dict[int, list[int]] = {}
+        """By batch size, places in ``seen``."""
+        self.translated: dict[int, float] = {}
+        self.memo: dict[object, object] = {}
 
 
 def _usable(profile: Profile, spec: JobSpec) -> Profile:

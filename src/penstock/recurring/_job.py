@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
 from penstock.core import Clock, Source, WallClock
 from penstock.core.errors import InvalidInput, StoreCorrupt, StoreUnwritable, TrialError
+from penstock.recurring import _checks as checks
 from penstock.recurring._cost import Profile, best_limit
 from penstock.recurring._history import (
     CHUNKED,
@@ -24,6 +27,7 @@ from penstock.recurring._history import (
 )
 from penstock.recurring._policy import Policy
 from penstock.recurring._scale import scaled_lr
+from penstock.recurring._target import Target
 from penstock.store._chunks import CHUNK, archive, archived, identity, read_chunk
 
 if TYPE_CHECKING:
@@ -70,7 +74,7 @@ class Recurrence:
         source: Where the energy figure comes from.
         tries: How many runs it took.
         metrics: The last run's last report.
-        reason: Why the last run ended, where it was not the target.
+        reason: Why the last run ended, where it was not the target; empty: its epochs were over.
     """
 
     decision: Decision
@@ -85,12 +89,17 @@ class Recurrence:
     reason: str = ""
 
     def __str__(self) -> str:
-        end = "reached the target" if self.reached else f"did not reach the target ({self.reason})"
+        after = f"after {self.epochs:g} {'epoch' if self.epochs == 1 else 'epochs'}"
+        if self.reached:
+            end = f"reached the target {after}"
+        elif self.reason:
+            end = f"did not reach the target ({self.reason}) {after}"
+        else:
+            end = f"did not reach the target: ended {after}"
         limit = "" if self.decision.limit_w is None else f", {self.decision.limit_w:.0f} W"
         return (
-            f"#{self.decision.number} batch size {self.decision.batch_size}{limit}: {end} after {self.epochs:g} epochs,"
-            f" {self.time_s:.1f} s, {self.energy_j:.0f} J ({self.source}) in {self.tries} "
-            f"{'run' if self.tries == 1 else 'runs'}"
+            f"#{self.decision.number} batch size {self.decision.batch_size}{limit}: {end}, {_figure(self.time_s)} s, "
+            f"{_figure(self.energy_j)} J ({self.source}) in {self.tries} {'run' if self.tries == 1 else 'runs'}"
         )
 
 
@@ -108,7 +117,8 @@ class RecurringJob:
             size is ``run.config["batch_size"]``.
         batch_sizes: The feasible batch sizes. With a single one only the power limit is tuned.
         default: The batch size used so far; the largest if None.
-        target: ``("accuracy", 0.95)``, or ``("wer", "<=", 40)``.
+        target: ``("accuracy", 0.95)``, or ``("wer", "<=", 40)``. Without a comparison, a metric whose name ends in
+            loss, err, error, wer, cer, mse, rmse, mae, nll, ppl or perplexity is to fall, any other to rise.
         max_epochs: Where a run that does not reach the target ends.
         eta: 0: only time counts; 1: only energy.
         beta: A run is stopped at ``beta`` times the least cost of runs that reached the target.
@@ -117,12 +127,16 @@ class RecurringJob:
         policy: ``"ours"`` or ``"zeus"``, or a ``Policy``.
         config: Further values for ``run.config``.
         scale_lr: How ``config["lr"]``, given for the default batch size, follows the batch size: ``"sqrt"`` (adaptive
-            optimisers), ``"linear"`` (SGD), ``"off"``, or ``"auto"``: by the Task's optimizer, else off.
+            optimisers), ``"linear"`` (SGD), ``"off"``, or ``"auto"``: by the class of the Task's optimizer (that
+            ``config["optimizer"]`` chooses, of several), linear for ``SGD`` and sqrt for others. Where the class can't
+            be told (a lambda, a plain training function) it is off: say which one.
         seed: For draws, and for the runs' seeds.
         sensors: What to measure; by default this machine's GPUs, or its CPU where there are none.
         limits_w: Power limits to choose from; by default those the GPUs take, in steps of 25 W.
         max_power_w: MAXPOWER of Eq. 2; by default the highest limit, or the first run's average power.
-        give_up_s: A decision without a result for so long counts as lost; None: only ``abandon`` says so.
+        give_up_s: A decision without a result for so long is no longer waited for (a late result still counts);
+            None: ten times the longest run so far, and at least a day; ``math.inf``: never. ``abandon`` says so at
+            once.
         clock: Tells the time.
         devices: What the training function computes on.
         threads: CPU threads it may use.
@@ -134,7 +148,7 @@ class RecurringJob:
         name: str,
         train: Callable[[Any], Any] | None = None,
         *,
-        batch_sizes: Sequence[int],
+        batch_sizes: Iterable[int],
         default: int | None = None,
         target: Sequence[Any] = ("accuracy", 1.0),
         max_epochs: int | None = None,
@@ -155,50 +169,55 @@ class RecurringJob:
         threads: int = 1,
         slice_s: float = 5.0,
     ) -> None:
-        if not slice_s > 0:
-            raise InvalidInput(f"slice_s must be positive, got {slice_s!r}.")
-        if not name or "/" in name:
-            raise InvalidInput(f"A job's name must not be empty nor contain '/', got {name!r}.")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise InvalidInput(f"A job's name must be a text without '/' that is not empty, got {name!r}.")
         if train is not None and not callable(train):
             raise InvalidInput(f"train must be a Task or a function train(run), got {train!r}.")
-        if max_epochs is not None and max_epochs < 1:
-            raise InvalidInput(f"max_epochs must be at least 1, got {max_epochs}.")
         if scale_lr not in ("auto", "sqrt", "linear", "off"):
             raise InvalidInput(f'scale_lr must be "auto", "sqrt", "linear" or "off", got {scale_lr!r}.')
-        if not batch_sizes:
-            raise InvalidInput("batch_sizes is empty: give at least one.")
+        sizes = checks.sizes(batch_sizes)
         self.name = name
         self._spec = JobSpec(
-            tuple(batch_sizes),
-            max(batch_sizes) if default is None else default,
+            sizes,
+            max(sizes) if default is None else default,
             eta,
             beta,
             window,
-            tuple(float(w) for w in limits_w or ()),
+            () if limits_w is None else checks.limits(limits_w),
             1.0 if max_power_w is None else max_power_w,
             seed,
         )
         self._fixed_limits = limits_w is not None
-        self._max_power_w = max_power_w
+        self._max_power_w = None if max_power_w is None else self._spec.max_power_w
         self._train = train
-        self._target_given = tuple(target)
-        self._max_epochs = max_epochs
-        self._store_given = store
+        self._target = Target.parse(target)
+        self._max_epochs = None if max_epochs is None else checks.whole("max_epochs", max_epochs)
+        self._store_given = _checked_store(store)
         self._store: Updates | None = None
         self._policy = _policy(policy)
-        self._config = dict(config or {})
+        self._config = checks.checked_config(config)
         self._scale_lr = scale_lr
-        self._sensors = None if sensors is None else tuple(sensors)
-        self._give_up_s = give_up_s
+        self._sensors = None if sensors is None else _checked_sensors(sensors)
+        for_ever = give_up_s is None or give_up_s == math.inf
+        self._give_up_s = give_up_s if for_ever else checks.real("give_up_s", give_up_s, above=0.0)
+        if clock is not None and not callable(getattr(clock, "now_s", None)):
+            raise InvalidInput(f"clock must be a penstock Clock, got {clock!r}.")
         self._clock = clock
         self._wall: Clock = clock if clock is not None else WallClock()
         self._devices = devices
-        self._threads = threads
-        self._slice_s = slice_s
+        self._threads = checks.whole("threads", threads)
+        self._slice_s = checks.real("slice_s", slice_s, above=0.0)
         self._history = History()
         self._folded = 0
         self._gpus = 1
         self._identity: Any = None
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        return (
+            f"RecurringJob({self.name!r}, batch_sizes={list(spec.batch_sizes)}, default={spec.default}, "
+            f"target={str(self._target)!r}, eta={spec.eta:g}, policy={self._policy.name!r})"
+        )
 
     # -- for clusters ---------------------------------------------------------------------------------------
 
@@ -214,14 +233,13 @@ class RecurringJob:
             retry: The recurrence's last run failed and it is to run again.
         """
         made: list[Decision] = []
+        kind = checks.device_name(device)
+        settable_w = None if limits_w is None else checks.limits(limits_w)
 
         def change(data: dict[str, Any], history: History) -> dict[str, Any]:
-            spec = self._spec_for(data, limits_w)
+            spec = self._spec_for(data, settable_w)
             now_s = self._wall.now_s()
-            view = history.view(spec, device or "")
-            if self._give_up_s is not None:
-                since_s = now_s - self._give_up_s
-                view = replace(view, pending=tuple(d for d in view.pending if d.decided_s >= since_s))
+            view = replace(history.view(spec, kind), pending=history.waited_for(now_s, self._give_up_s))
             number = history.next_number
             choice = self._policy.choose(view, number, retry=retry)
             decision = Decision(
@@ -231,11 +249,13 @@ class RecurringJob:
                 choice.profile_w,
                 choice.cost_limit,
                 choice.explore,
-                device or "",
+                kind,
                 now_s,
             )
             made[:] = [decision]
             records = [*data["records"], {"d": decision_to_json(decision)}]
+            if spec.limits_w or self._max_power_w is not None:  # else the first result tells it
+                data["max_power_w"] = spec.max_power_w
             return {**data, "eta": spec.eta, "policy": self._policy.name, "records": records}
 
         # Archiving waits for a result, where nobody waits for the answer, unless none come.
@@ -265,23 +285,36 @@ class RecurringJob:
             error: Why it failed by itself, where it did.
 
         Raises:
-            InvalidInput: There is no such decision.
+            InvalidInput: There is no such decision, or a value can't be; nothing was written.
         """
-        number = decision if isinstance(decision, int) else decision.number
-        self._add(Result(number, epochs, time_s, energy_j, reached, dict(profile or {}), error))
+        # All is checked before anything is written: a record that does not read back would end the job's history.
+        measured = {} if profile is None else checks.profile_of(profile)
+        if not isinstance(error, str):
+            raise InvalidInput(f"error must be a text, got {error!r}.")
+        result = Result(
+            _number(decision), epochs, time_s, energy_j, checks.flag("reached", reached), measured, error
+        )
+        if result.reached and not result.time_s > 0.0:
+            raise InvalidInput(
+                f"A run that reached its target took some time: time_s must be > 0, got {time_s!r}."
+            )
+        if result.energy_j > checks.MOST * result.time_s > 0.0:
+            raise InvalidInput(
+                f"No run draws {energy_j!r} J in {time_s!r} s: is one of them in another unit?"
+            )
+        self._add(result)
 
     def abandon(self, decision: Decision | int) -> None:
         """Say that a decision will have no result: its run was lost, or never started."""
-        number = decision if isinstance(decision, int) else decision.number
+        number = _number(decision)
         self._append({"x": number}, number)
 
     def add_profile(self, batch_size: int, profile: Profile, *, device: str = "") -> None:
         """Take in a quick profile of a batch size on a device, to translate costs to it (Zeus section 7)."""
-        if not profile or any(t <= 0 or p < 0 for t, p in profile.values()):
-            raise InvalidInput(
-                f"A profile maps watts to (time_s, power_w) of an epoch, got {dict(profile)!r}."
-            )
-        self._append({"p": [device, batch_size, profile_to_json(profile)]}, None)
+        size, measured = checks.whole("batch_size", batch_size), checks.profile_of(profile)
+        if not measured:
+            raise InvalidInput("The profile is empty: give watts -> (time_s, power_w) of an epoch.")
+        self._append({"p": [checks.device_name(device), size, profile_to_json(measured)]}, None)
 
     # -- here -----------------------------------------------------------------------------------------------
 
@@ -295,13 +328,11 @@ class RecurringJob:
         Raises:
             TrialError: With ``raise_on_failure``.
         """
-        from penstock.recurring._launch import Launched, Target, launch
+        from penstock.recurring._launch import Launched, launch
 
         if self._train is None:
             raise InvalidInput("This job has nothing to run: give it a Task or a function train(run).")
-        if tries < 1:
-            raise InvalidInput(f"tries must be at least 1, got {tries}.")
-        target = Target.parse(self._target_given)
+        tries = checks.whole("tries", tries)
         with self._measured() as (sensors, device, limits_w):
             total_s = total_j = 0.0
             source = Source.MEASURED
@@ -314,7 +345,7 @@ class RecurringJob:
                         decision,
                         spec,
                         config=self._config_for(decision.batch_size),
-                        target=target,
+                        target=self._target,
                         max_epochs=self._max_epochs,
                         seed=_seed(spec.seed, decision.number),
                         sensors=sensors,
@@ -364,7 +395,8 @@ class RecurringJob:
         data = self._data()
         history = self._history
         spec = self._spec_for(data, None)
-        return summarize(self.name, history, spec)
+        waited_for = history.waited_for(self._wall.now_s(), self._give_up_s)
+        return summarize(self.name, history, spec, waited_for)
 
     def close(self) -> None:
         """Close the store, if this job opened it. Idempotent."""
@@ -491,7 +523,7 @@ class RecurringJob:
 
     def _config_for(self, batch_size: int) -> dict[str, Any]:
         config = {**self._config, "batch_size": batch_size}
-        rule = self._scale_lr if self._scale_lr != "auto" else _rule_of(self._train)
+        rule = self._scale_lr if self._scale_lr != "auto" else _rule_of(self._train, config)
         if "lr" in config and rule != "off":
             config["lr"] = scaled_lr(float(config["lr"]), batch_size, self._spec.default, rule)
         return config
@@ -541,8 +573,11 @@ def check_record(name: str, data: Mapping[str, Any]) -> list[Any]:
     return records
 
 
-def summarize(name: str, history: History, spec: JobSpec) -> dict[str, Any]:
-    """What a history tells, JSON-able."""
+def summarize(
+    name: str, history: History, spec: JobSpec, waited_for: Sequence[Decision] | None = None
+) -> dict[str, Any]:
+    """What a history tells, JSON-able. Of those pending, others than ``waited_for`` (None: all are) count as lost."""
+    under_way = [d.number for d in (history.pending if waited_for is None else waited_for)]
     kinds = {d.device for d in history.decisions.values()}
     device = max(kinds, key=lambda k: sum(d.device == k for d in history.decisions.values()), default="")
     view = history.view(spec, device)
@@ -567,7 +602,8 @@ def summarize(name: str, history: History, spec: JobSpec) -> dict[str, Any]:
         "decisions": history.next_number,
         "results": len(history.results),
         "reached": sum(r.reached for r in history.results),
-        "under_way": [d.number for d in history.pending],
+        "under_way": under_way,
+        "lost": [d.number for d in history.pending if d.number not in under_way],
         "energy_j": total_j,
         "time_s": sum(r.time_s for r in history.results),
         "best_batch_size": min(able, key=lambda b: float(sizes[b]["mean_cost"] or 0.0)) if able else None,
@@ -589,11 +625,48 @@ def _policy(given: str | Policy) -> Policy:
     raise InvalidInput(f'policy must be "ours", "zeus" or a Policy, got {given!r}.')
 
 
-def _rule_of(train: object) -> Literal["sqrt", "linear", "off"]:
+def _rule_of(train: object, config: Mapping[str, Any]) -> Literal["sqrt", "linear", "off"]:
+    """By the optimizer's class; a function might make any optimizer, so that nothing is scaled for it."""
     optimizer = getattr(train, "optimizer", None)
-    if optimizer is None:
+    if isinstance(optimizer, Mapping):
+        named = config.get("optimizer")
+        optimizer = optimizer.get(named) if isinstance(named, str) else None
+    while isinstance(optimizer, functools.partial):
+        optimizer = optimizer.func
+    if not isinstance(optimizer, type):
         return "off"
-    return "linear" if getattr(optimizer, "__name__", "") == "SGD" else "sqrt"
+    return "linear" if optimizer.__name__ == "SGD" else "sqrt"
+
+
+def _number(decision: Any) -> int:
+    if isinstance(decision, Decision):
+        return decision.number
+    return checks.whole("decision (a Decision, or its number)", decision, least=0)
+
+
+def _checked_store(given: Any) -> str | os.PathLike[str] | Updates | None:
+    able = all(callable(getattr(given, name, None)) for name in ("get", "put", "update"))
+    if given is None or isinstance(given, str | os.PathLike) or (able and not isinstance(given, dict)):
+        store: str | os.PathLike[str] | Updates | None = given
+        return store
+    raise InvalidInput(f"store must be a path, a URL, an open Store or None (memory), got {given!r}.")
+
+
+def _checked_sensors(given: Any) -> tuple[Sensor, ...]:
+    found = checks.each("sensors", given, "penstock.energy.gpu_sensors()")
+    if not found:
+        raise InvalidInput(
+            "sensors is empty: give at least one, or leave it out to use what this machine has."
+        )
+    for one in found:
+        if not hasattr(one, "power_limit_range_w") or not hasattr(one, "source"):
+            raise InvalidInput(f"sensors must be penstock Sensors, got {one!r}.")
+    return tuple(found)
+
+
+def _figure(value: float) -> str:
+    """A figure in whole units where it is large, and with three digits where that would hide it."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _seed(seed: int, number: int) -> int:

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core import Measurement, Source
-from penstock.core.errors import InvalidInput, PenstockError, SensorError
+from penstock.core.errors import PenstockError, SensorError
 from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor, Window, wait_for_gpu
 from penstock.recurring._history import Decision, JobSpec, Result
+from penstock.recurring._target import Target
 from penstock.train._checkpoint import MemoryCheckpoints, Report
 from penstock.train._worker import Settings, Spec, execute
 
 if TYPE_CHECKING:
     from penstock.core import Clock
-
-_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The metric at which a run is done."""
-
-    metric: str
-    comparison: str
-    value: float
-
-    @classmethod
-    def parse(cls, given: Sequence[Any]) -> Target:
-        """A target from ``("accuracy", 0.95)`` or ``("wer", "<=", 40)``. Losses are to fall, others to rise.
-
-        Raises:
-            InvalidInput: It is something else.
-        """
-        text = f'target must be ("metric", value) or ("metric", "<=" or ">=", value), got {given!r}.'
-        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) not in (2, 3):
-            raise InvalidInput(text)
-        name, value = given[0], given[-1]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        comparison = given[1] if len(given) == 3 else "<=" if name in ("loss", "train_loss") else ">="
-        if not isinstance(name, str) or not number or comparison not in _OPERATORS:
-            raise InvalidInput(text)
-        return cls(name, comparison, float(value))
-
-    def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Whether ``metrics`` are that good."""
-        return self.metric in metrics and _OPERATORS[self.comparison](metrics[self.metric], self.value)
 
 
 @final
@@ -77,7 +45,7 @@ class Gauge:
         self._machine: PowerLimitOptimizer | None = None
         self.time_s = 0.0
         self.energy_j = 0.0
-        self.source = Source.MEASURED
+        self._source: Source | None = None  # of what was added up so far
         self.epochs = 0
         self.last_cost = 0.0
         self._sums: dict[float, tuple[int, float, float]] = {}
@@ -116,6 +84,13 @@ class Gauge:
         both = [whole[w][0] / found[w][0] for w in found if w in whole]
         more = sum(both) / len(both) if both else 1.0
         return {w: (time_s * more, power_w) for w, (time_s, power_w) in found.items()} | whole
+
+    @property
+    def source(self) -> Source:
+        """Where the energy figure comes from; while nothing was read, the weakest of what would be."""
+        if self._source is not None:
+            return self._source
+        return max((sensor.source for sensor in self._meter.sensors), default=Source.ESTIMATED)
 
     @property
     def cost(self) -> float:
@@ -160,7 +135,7 @@ class Gauge:
             return None
         window, self._window = self._window.end(), None
         energy: Measurement = window.energy
-        self.source = max(self.source, energy.source)
+        self._read(energy.source)
         before, begun = self.cost, (self.time_s, self.energy_j)
         self.time_s += window.time_s
         self.energy_j += energy.joules
@@ -187,8 +162,18 @@ class Gauge:
         window, self._window = self._window, None
         if window is not None:
             with contextlib.suppress(SensorError):
-                self.energy_j += window.end().energy.joules
+                energy = window.end().energy
+                self.energy_j += energy.joules
                 self.time_s += window.time_s
+                # A moment after the last epoch is too short for most counters and estimated; next to epochs that were
+                # measured it is less than their own uncertainty, and does not make an estimate of them.
+                if self._source is None or energy.joules > 0.01 * self.energy_j:
+                    self._read(energy.source)
+                return
+            self._read(Source.ESTIMATED)  # a part of the sum is missing
+
+    def _read(self, source: Source) -> None:
+        self._source = source if self._source is None else max(self._source, source)
 
     def _follow(self, limit_w: float | None) -> None:
         if limit_w is not None and limit_w != self._limit_w:

@@ -84,18 +84,24 @@ def read_arrivals(path: str | Path) -> list[Arrival]:
             rows = list(csv.DictReader(file, skipinitialspace=True))
     except OSError as error:
         raise InvalidInput(f"Can't read the arrival trace {path}: {error.strerror or error}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"{path} is not a CSV file of text: {error}.") from error
     arrivals = []
     for line, row in enumerate(rows, start=2):
         try:
             start_s, end_s = float(row["start_time"]), float(row["end_time"])
+            if not (math.isfinite(start_s) and math.isfinite(end_s)):
+                raise ValueError(f"not finite: {start_s}, {end_s}")
             arrivals.append(Arrival(row["group"], start_s, end_s - start_s))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(
                 f"{path}, line {line}: needs group, start_time, end_time; {error!r}."
             ) from error
-    if not arrivals:
-        raise InvalidInput(f"{path} has no arrivals.")
-    return [a for a in arrivals if a.runtime_s > 0]
+    # Jobs that ended as they began (cancelled) say nothing of runtimes.
+    lasting = [a for a in arrivals if a.runtime_s > 0]
+    if not lasting:
+        raise InvalidInput(f"{path} has no arrivals whose end_time is after their start_time.")
+    return lasting
 
 
 def synthetic_arrivals(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import MissingDependency
+from penstock.core.errors import InvalidInput, MissingDependency
 from penstock.recurring._cost import epoch_cost
 from penstock.recurring._study import pareto
 from penstock.recurring._traces import Workload
@@ -19,6 +20,7 @@ def plot_workload(
 
     Raises:
         MissingDependency: matplotlib is not installed.
+        InvalidInput: The folder can't be written.
     """
     try:
         import matplotlib
@@ -27,8 +29,8 @@ def plot_workload(
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise MissingDependency("Plots need matplotlib: pip install matplotlib.") from error
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    target = plot_folder(folder)
+    title = re.sub(r"[^\w.-]+", "-", workload.name)  # a dataset may be called a/b
     written = []
 
     figure, axes = plt.subplots(figsize=(6, 4))
@@ -37,7 +39,7 @@ def plot_workload(
     axes.set(xlabel="recurrence", ylabel="cumulative regret / C*", title=workload.name)
     axes.set_yscale("symlog")
     axes.legend()
-    written.append(_save(figure, target / f"{workload.name}-regret.png"))
+    written.append(_save(figure, target / f"{title}-regret.png"))
 
     for name, row in summary["policies"].items():
         figure, axes = plt.subplots(figsize=(6, 4))
@@ -66,7 +68,7 @@ def plot_workload(
         axes.set(
             xlabel="batch size", ylabel="power limit (W)", title=f"{workload.name}: search path of {name}"
         )
-        written.append(_save(figure, target / f"{workload.name}-path-{name}.png"))
+        written.append(_save(figure, target / f"{title}-path-{name}.png"))
 
     figure, axes = plt.subplots(figsize=(6, 4))
     front = pareto(workload)
@@ -84,14 +86,32 @@ def plot_workload(
         axes.annotate(rf"$\eta$={', '.join(etas)}", end)
     axes.set(xlabel="TTA (s)", ylabel="ETA (J)", title=workload.name)
     axes.legend()
-    written.append(_save(figure, target / f"{workload.name}-pareto.png"))
+    written.append(_save(figure, target / f"{title}-pareto.png"))
     return written
+
+
+def plot_folder(folder: str | Path) -> Path:
+    """The folder for plots, made where there is none.
+
+    Raises:
+        InvalidInput: It can't be made or written.
+    """
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"Can't write plots to {str(folder)!r}: {error.strerror or error}.") from error
+    return target
 
 
 def _save(figure: Any, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise InvalidInput(f"Can't write the plot {str(path)!r}: {error.strerror or error}.") from error
+    finally:
+        plt.close(figure)
     return path

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import InvalidInput
+from penstock.recurring._checks import whole
 from penstock.recurring._cost import best_limit
 
 _TRAIN_COLUMNS = (
@@ -30,6 +31,8 @@ _POWER_COLUMNS = (
     "time_per_epoch",
     "average_power",
 )
+
+_LINE = "\0line"  # where a row was read, for people; no column is called so
 
 TABLE_1: Mapping[str, tuple[str, float, int]] = {
     "librispeech": ("adamw", 40.0, 192),
@@ -135,7 +138,7 @@ def read_workloads(
     """
     train_rows = _read(train, _TRAIN_COLUMNS)
     power_rows = _read(power, _POWER_COLUMNS)
-    max_power_w = max(_number(row["power_limit"], power) for row in power_rows)
+    max_power_w = max(_positive(row, "power_limit") for row in power_rows)
     both = {(r["dataset"], r["network"]) for r in train_rows} & {
         (r["dataset"], r["network"]) for r in power_rows
     }
@@ -152,6 +155,13 @@ def read_workloads(
     )
     targets = {plain(k): v for k, v in (targets or {}).items()}
     defaults = {plain(k): v for k, v in (defaults or {}).items()}
+    for what, given in (("target", targets), ("default batch size", defaults)):
+        unknown = sorted(set(given) - {plain(dataset) for dataset, _ in both})
+        if unknown:
+            have = ", ".join(sorted({dataset for dataset, _ in both}))
+            raise InvalidInput(f"A {what} was given for {', '.join(unknown)}: the traces have {have}.")
+    for size in defaults.values():
+        whole("A default batch size", size)
     return [
         _workload(
             key,
@@ -185,20 +195,57 @@ def _read(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:
                     f"{path} lacks the column {', '.join(missing)}; it has {', '.join(names)}."
                 )
             reader.fieldnames = names
-            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
+            rows = []
+            for row in reader:
+                cells = {k: (v or "").strip() for k, v in row.items() if k}
+                rows.append({**cells, _LINE: f"{path}, line {reader.line_num}"})
     except OSError as error:
         raise InvalidInput(f"Can't read the trace {path}: {error.strerror or error}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"{path} is not a CSV file of text: {error}.") from error
     rows = [row for row in rows if row["dataset"]]
     if not rows:
         raise InvalidInput(f"{path} has a header but no rows.")
     return rows
 
 
-def _number(text: str, path: object) -> float:
+def _number(row: Mapping[str, str], column: str) -> float:
     try:
-        return float(text)
+        value = float(row[column])
     except ValueError:
-        raise InvalidInput(f"{path}: {text!r} is not a number.") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidInput(f"{row[_LINE]}: {column} must be a finite number, got {row[column]!r}.")
+    return value
+
+
+def _positive(row: Mapping[str, str], column: str) -> float:
+    value = _number(row, column)
+    if value <= 0:
+        raise InvalidInput(f"{row[_LINE]}: {column} must be greater than 0, got {row[column]!r}.")
+    return value
+
+
+def _size(row: Mapping[str, str]) -> int:
+    value = _number(row, "batch_size")
+    if value < 1 or value != int(value):
+        raise InvalidInput(
+            f"{row[_LINE]}: batch_size must be a whole number of at least 1, got {row['batch_size']!r}."
+        )
+    return int(value)
+
+
+def _taken(row: Mapping[str, str]) -> int | None:
+    """Epochs to the target; None: never reached."""
+    value = _maybe(row["target_epoch"])
+    if value is None:
+        return None
+    if value != int(value):
+        raise InvalidInput(
+            f"{row[_LINE]}: target_epoch must be a whole number (empty or nan: never reached), "
+            f"got {row['target_epoch']!r}."
+        )
+    return int(value)
 
 
 def _maybe(text: str) -> float | None:
@@ -232,22 +279,22 @@ def _workload(
         time_s, power_w = _maybe(row["time_per_epoch"]), _maybe(row["average_power"])
         if row["optimizer"] != optimizer or time_s is None or power_w is None:
             continue
-        size, limit = int(_number(row["batch_size"], dataset)), _number(row["power_limit"], dataset)
+        size, limit = _size(row), _positive(row, "power_limit")
         points.setdefault(size, {}).setdefault(limit, []).append((time_s, power_w))
     profiles = {
         size: {limit: _average(values) for limit, values in sorted(limits.items())}
         for size, limits in points.items()
     }
     runs = [r for r in train if r["optimizer"] == optimizer]
-    trained = {int(_number(r["batch_size"], dataset)) for r in runs}
+    trained = {_size(r) for r in runs}
     sizes = sorted(trained & set(profiles))
     if not sizes:
         raise InvalidInput(f"{dataset}: no batch size has both a training and a power trace.")
     if target is None:
         target = table[1] if table else _hardest(runs, sizes)
-    at = [r for r in runs if math.isclose(_number(r["target_metric"], dataset), target, rel_tol=1e-9)]
+    at = [r for r in runs if math.isclose(_number(r, "target_metric"), target, rel_tol=1e-9)]
     if not at:
-        known = sorted({_number(r["target_metric"], dataset) for r in runs})
+        known = sorted({_number(r, "target_metric") for r in runs})
         raise InvalidInput(f"{dataset}: target {target} was not recorded; recorded are {known}.")
     first = default if default is not None else (table[2] if table else None)
     epochs = _epochs(at, sizes, first)
@@ -263,8 +310,8 @@ def _workload(
     dropped = sorted((trained | set(profiles)) - set(sizes))
     if dropped:
         notes.append(f"batch sizes in one trace alone, left out: {', '.join(map(str, dropped))}")
-    recorded = [_maybe(r["target_epoch"]) for r in runs]
-    max_epochs = int(max((e for e in recorded if e is not None), default=1.0))
+    recorded = [_taken(r) for r in runs]
+    max_epochs = max((e for e in recorded if e is not None), default=1)
     return Workload(
         dataset,
         network,
@@ -288,11 +335,10 @@ def _epochs(
 ) -> dict[int, tuple[int | None, ...]]:
     by_rate: dict[int, dict[float, list[int | None]]] = {}
     for row in rows:
-        size = int(float(row["batch_size"]))
+        size = _size(row)
         if size in sizes:
-            epoch = _maybe(row["target_epoch"])
             rate = _maybe(row["learning_rate"]) or 0.0
-            by_rate.setdefault(size, {}).setdefault(rate, []).append(None if epoch is None else int(epoch))
+            by_rate.setdefault(size, {}).setdefault(rate, []).append(_taken(row))
     if not by_rate:
         return {}
     anchor = default if default in by_rate else max(by_rate)
@@ -307,12 +353,11 @@ def _epochs(
 
 
 def _hardest(rows: list[dict[str, str]], sizes: Sequence[int]) -> float:
-    table: dict[float, dict[int, list[float | None]]] = {}
+    table: dict[float, dict[int, list[int | None]]] = {}
     for row in rows:
-        size = int(float(row["batch_size"]))
+        size = _size(row)
         if size in sizes:
-            target = float(row["target_metric"])
-            table.setdefault(target, {}).setdefault(size, []).append(_maybe(row["target_epoch"]))
+            table.setdefault(_number(row, "target_metric"), {}).setdefault(size, []).append(_taken(row))
 
     def steady(target: float) -> list[int]:
         return [b for b, epochs in table[target].items() if all(e is not None for e in epochs)]

@@ -14,15 +14,14 @@ from typing import Any, final
 
 from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
 from penstock.goal import Goal
+from penstock.report._journal import jobs_of
 from penstock.report.views import Folded
 from penstock.store import Store, StudyEntry, open_store
-from penstock.store._chunks import all_whole
 
 POLL_S = 0.5
 FORGET_S = 900.0
 _CHUNK = 500
 _FREEZE = 20_000  # events
-RECURRING = "recurring/"
 
 
 @dataclass(slots=True)
@@ -64,6 +63,8 @@ class Feed:
         self._thread: threading.Thread | None = None
         self.version = 0
         """Grows whenever anything changed."""
+        self.jobs_version = 0
+        """Grows whenever a recurring job changed, or there is another one."""
 
     def start(self) -> None:
         """Open the store and read what is in it.
@@ -196,8 +197,10 @@ class Feed:
 
     def _list(self, store: Store) -> None:
         studies = {entry.id: entry for entry in store.studies()}
-        jobs = all_whole(store, RECURRING, self._chunks)
+        jobs = jobs_of(store, self._chunks)
         with self._wake:
+            if jobs != self._jobs:
+                self.jobs_version += 1
             if studies != self._studies or jobs != self._jobs:
                 self._studies, self._jobs = studies, jobs
                 self._changed()

@@ -24,17 +24,17 @@ class Plots:
     def history(self, x: str = "time", objective: int = 0) -> Any:
         """Every trial where it stood last and the best so far; ``x``: time, trial, epochs or energy."""
         return _plotly(
-            views.history_figure(views.history(self._fold(), Options(x=x, objective=objective))), "history"
+            views.history_figure(views.history(self._fold(), _options(x=x, objective=objective))), "history"
         )
 
     def curves(self, metric: str = "", trial: int | None = None, limit: int = 300) -> Any:
         """Learning curves of up to ``limit`` trials, ``trial`` on top."""
-        options = Options(metric=metric, trial=trial, limit=limit)
+        options = _options(metric=metric, trial=trial, limit=limit)
         return _plotly(views.curves_figure(views.curves(self._fold(), options)), "learning curves")
 
     def pareto(self, objective: int = 0) -> Any:
         """Quality against energy and time."""
-        options = Options(objective=objective)
+        options = _options(objective=objective)
         return _plotly(views.pareto_figure(views.pareto(self._fold(), options)), "quality, energy and time")
 
     def importance(self, objective: int = 0) -> Any:
@@ -43,14 +43,14 @@ class Plots:
         Raises:
             InvalidInput: There are too few trials to say.
         """
-        data = views.importance(views.importance_input(self._fold(), Options(objective=objective)))
+        data = views.importance(views.importance_input(self._fold(), _options(objective=objective)))
         if data["reason"]:
             raise InvalidInput(data["reason"])
         return _plotly(views.importance_figure(data), "importance")
 
     def parallel(self, objective: int = 0, trial: int | None = None) -> Any:
         """Each trial a line over its hyperparameters."""
-        options = Options(objective=objective, trial=trial)
+        options = _options(objective=objective, trial=trial)
         return _plotly(views.parallel_figure(views.parallel(self._fold(), options)), "parallel coordinates")
 
     def devices(self) -> Any:
@@ -115,6 +115,24 @@ class Plots:
     def __repr__(self) -> str:
         names = ", ".join(name for name in vars(Plots) if not name.startswith("_"))
         return f"<plots of a study: {names}>"
+
+
+def _options(**given: Any) -> Options:
+    """The options of a view.
+
+    Raises:
+        InvalidInput: One is not what it should be.
+    """
+    for name, least in (("objective", 0), ("trial", 0), ("limit", 1)):
+        value = given.get(name, least)
+        if value is None and name == "trial":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidInput(f"{name} takes a whole number from {least} on, got {value!r}.")
+    for name in ("metric", "x"):
+        if not isinstance(given.get(name, ""), str):
+            raise InvalidInput(f"{name} takes a name, got {given[name]!r}.")
+    return Options(**given)
 
 
 def _plotly(figure: Figure, title: str) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import StudyState, TrialRecord, summary
-from penstock.core.errors import StoreCorrupt
-from penstock.energy import co2, grid, money
+from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.energy import Grid, co2, grid, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.store import StudyEntry, open_store
 
@@ -48,23 +48,46 @@ def read_journal(store: str | Path, name: str | None = None) -> Journal:
         opened.close()
 
 
-def row(record: TrialRecord) -> dict[str, Any]:
-    """A trial as one flat row."""
+def row(record: TrialRecord, spec: Mapping[str, Any] | None = None, *, error: bool = False) -> dict[str, Any]:
+    """A trial as one flat row.
+
+    A domain that has the name of one of Penstock's own columns is called ``config.name``, a metric that has one's or
+    a domain's ``metric.name``.
+
+    Args:
+        record: The trial.
+        spec: The study's, for the trial's CO2e and, with a price, what its energy costs.
+        error: Whether to add the traceback of a failed trial.
+    """
     energy = record.energy
-    metrics = {
-        name if name not in record.config else f"metric.{name}": v for name, v in record.metrics.items()
-    }
-    return {
+    head: dict[str, Any] = {
         "trial": record.id,
         "status": record.status.value,
         "epochs": record.epoch,
         "busy_s": record.busy_s,
         "energy_j": None if energy is None else energy.joules,
         "energy_source": None if energy is None else str(energy.source),
-        **record.config,
-        **metrics,
-        "reason": record.reason,
+        "energy_wh": None if energy is None else energy.wh,
     }
+    if spec is not None:
+        price = spec.get("price_per_kwh")
+        head["co2_g"] = None if energy is None else co2(energy, grid_of(spec)).value
+        if price is not None:
+            head["cost"] = None if energy is None else money(energy, price).value
+    tail = {"reason": record.reason} | ({"error": record.error} if error else {})
+    own = head.keys() | tail.keys()
+    config = {f"config.{name}" if name in own else name: value for name, value in record.config.items()}
+    taken = own | record.config.keys()
+    metrics = {f"metric.{name}" if name in taken else name: value for name, value in record.metrics.items()}
+    return head | config | metrics | tail
+
+
+def grid_of(spec: Mapping[str, Any]) -> Grid:
+    """The grid that feeds a study; the world's where it names one that this version does not know."""
+    try:
+        return grid(spec.get("region"), g_per_kwh=spec.get("g_per_kwh"))
+    except InvalidInput:
+        return grid()
 
 
 def summarize(
@@ -84,7 +107,7 @@ def summarize(
 
 
 def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
-    source, price = grid(spec.get("region")), spec.get("price_per_kwh")
+    source, price = grid_of(spec), spec.get("price_per_kwh")
     energy = state.energy
     return {
         "energy_uncertainty": None if energy is None else energy.uncertainty,

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
-from penstock.report._journal import fold_journal
+from penstock.report._journal import fold_store, jobs_of, told_of
 from penstock.report.views import Figure, Folded, Options
-from penstock.report.views._words import duration, energy, number
+from penstock.report.views._words import brief, duration, energy, number
+from penstock.store import open_store
 
 FORMATS = (".html", ".md", ".json", ".png")
 _TOP = 20
@@ -24,6 +25,8 @@ _TOP = 20
 
 def write_report(store: str | Path, target: str | Path, name: str | None = None) -> Path:
     """Write a study's report; the file's ending says which kind.
+
+    Of a store that has no study but recurring jobs, the report is about these.
 
     Args:
         store: A path or URL.
@@ -38,7 +41,7 @@ def write_report(store: str | Path, target: str | Path, name: str | None = None)
     kind = path.suffix.lower()
     if kind not in FORMATS:
         raise InvalidInput(f"A report ends in {', '.join(FORMATS)}; got {path.name!r}.")
-    folded, jobs = fold_journal(store, name)
+    folded, jobs = fold_store(store, name)
     if kind == ".json":
         content = json.dumps(report_json(folded, jobs), indent=1, allow_nan=False, default=str).encode()
     elif kind == ".md":
@@ -54,8 +57,27 @@ def write_report(store: str | Path, target: str | Path, name: str | None = None)
     return path
 
 
-def report_json(folded: Folded, jobs: Mapping[str, Any]) -> dict[str, Any]:
+def jobs_alone(store: str | Path) -> tuple[str, dict[str, Any]] | None:
+    """What is to be told, as text and as data, of a store that has recurring jobs and no study; None of any other.
+
+    Args:
+        store: A path or URL.
+    """
+    opened = open_store(store, write=False)
+    try:
+        jobs = {} if opened.studies() else jobs_of(opened)
+    finally:
+        opened.close()
+    if not jobs:
+        return None
+    text = "\n".join(f"{name}: {told}" for name, told in headline(None, jobs))
+    return text, report_json(None, jobs)
+
+
+def report_json(folded: Folded | None, jobs: Mapping[str, Any]) -> dict[str, Any]:
     """All views as data."""
+    if folded is None:
+        return {"recurring": _jobs_json(jobs)}
     return {
         "overview": views.overview(folded),
         "history": views.history(folded),
@@ -68,13 +90,49 @@ def report_json(folded: Folded, jobs: Mapping[str, Any]) -> dict[str, Any]:
         "power": views.power(folded),
         "sm2": views.sm2(folded),
         "limits": views.limits(folded),
-        "recurring": [views.recurring(name, value or {}) for name, value in jobs.items()],
+        "recurring": _jobs_json(jobs),
         "log": views.log(folded),
     }
 
 
-def figures(folded: Folded, jobs: Mapping[str, Any]) -> list[tuple[str, str, Figure]]:
+def _jobs_json(jobs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"job": name, "problem": told} if isinstance(told, str) else told
+        for name, told, _ in _jobs_told(jobs)
+    ]
+
+
+def _jobs_told(jobs: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | str, list[Figure]]]:
+    """Of every recurring job its name, what is to be told of it, or why that can't be read, and its figures."""
+    found: list[tuple[str, dict[str, Any] | str, list[Figure]]] = []
+    for name, value in jobs.items():
+        try:
+            found.append((name, *told_of(name, value)))
+        except StoreCorrupt as error:  # the report of everything else is not lost for it
+            found.append((name, str(error), []))
+    return found
+
+
+def _title(folded: Folded | None) -> str:
+    return "Recurring jobs" if folded is None else folded.name
+
+
+def figures(folded: Folded | None, jobs: Mapping[str, Any]) -> list[tuple[str, str, Figure]]:
     """Title, caption and figure of every view that has something to show."""
+    found = [] if folded is None else _study_figures(folded)
+    for name, told, drawn in _jobs_told(jobs):
+        if isinstance(told, str):
+            continue
+        costs, beliefs = drawn
+        how = f"Cost of each run with eta {told['eta']:g}" + (
+            f", policy {told['policy']}." if told["policy"] else "."
+        )
+        runs = "Mean cost of each batch size, from the runs that reached the target."
+        found += [(f"Recurring job {name}", how, costs), (f"Beliefs of {name}", runs, beliefs)]
+    return [each for each in found if each[2]["data"]]
+
+
+def _study_figures(folded: Folded) -> list[tuple[str, str, Figure]]:
     found: list[tuple[str, str, Figure]] = []
     history = views.history(folded)
     found.append(
@@ -103,19 +161,15 @@ def figures(folded: Folded, jobs: Mapping[str, Any]) -> list[tuple[str, str, Fig
             ("SM2 rounds", f"alpha {rounds['alpha']:g}, beta {rounds['beta']:g}.", views.sm2_figure(rounds))
         )
     found.append(("Limits", "Dashed: the limits.", views.limits_figure(views.limits(folded))))
-    for name, value in jobs.items():
-        told = views.recurring(name, value or {})
-        costs, beliefs = views.recurring_figures(told)
-        how = f"Cost of each run with eta {told['eta']:g}" + (
-            f", policy {told['policy']}." if told["policy"] else "."
-        )
-        runs = "Mean cost of each batch size, from the runs that reached the target."
-        found += [(f"Recurring job {name}", how, costs), (f"Beliefs of {name}", runs, beliefs)]
-    return [each for each in found if each[2]["data"]]
+    return found
 
 
-def headline(folded: Folded) -> list[tuple[str, str]]:
-    """What was found and what it cost, as pairs of words."""
+def headline(folded: Folded | None, jobs: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
+    """What was found and what it cost, as pairs of words; recurring jobs are named where there is no study."""
+    broken = [("problem", told) for _, told, _ in _jobs_told(jobs or {}) if isinstance(told, str)]
+    if folded is None:
+        known = [(name, told) for name, told, _ in _jobs_told(jobs or {}) if not isinstance(told, str)]
+        return [(f"job {name}", _job_words(told)) for name, told in known] + broken
     told = views.overview(folded)
     rows = [("goal", told["goal"])]
     if told["best"] is not None:
@@ -147,14 +201,27 @@ def headline(folded: Folded) -> list[tuple[str, str]]:
         rows.append(("ended", ": ".join(filter(None, (told["ended"]["reason"], told["ended"]["detail"])))))
     if told["problem"]:
         rows.append(("problem", told["problem"]))
-    return [(name, str(text)) for name, text in rows]
+    return [(name, str(text)) for name, text in rows] + broken
 
 
-def report_html(folded: Folded, jobs: Mapping[str, Any]) -> str:
+def _job_words(told: Mapping[str, Any]) -> str:
+    """A recurring job in one line."""
+    runs = told["runs"]
+    reached = sum(run["state"] == "reached" for run in runs)
+    spent = [run["energy_j"] for run in runs if run["energy_j"] is not None]
+    drawn = f"; {energy(sum(spent))} in all" if spent else ""
+    known = [arm for arm in told["arms"] if arm["mean"] is not None]
+    best = min(known, key=lambda arm: arm["mean"])["batch_size"] if known else None
+    cheapest = "" if best is None else f"; batch size {best} is cheapest so far"
+    count = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
+    return f"{count}, {reached:,} reached the target{drawn}{cheapest}"
+
+
+def report_html(folded: Folded | None, jobs: Mapping[str, Any]) -> str:
     """One file: text, tables and pictures within it; no scripts, nothing loaded from elsewhere."""
     said = html.escape
-    parts = [f"<h1>{said(folded.name)}</h1>", "<table class=pairs>"]
-    parts += [f"<tr><th>{said(name)}</th><td>{said(text)}</td></tr>" for name, text in headline(folded)]
+    parts = [f"<h1>{said(_title(folded))}</h1>", "<table class=pairs>"]
+    parts += [f"<tr><th>{said(name)}</th><td>{said(text)}</td></tr>" for name, text in headline(folded, jobs)]
     parts.append("</table>")
     for title, caption, figure in figures(folded, jobs):
         picture = base64.b64encode(_picture([(title, figure)], 9.5)).decode()
@@ -162,16 +229,15 @@ def report_html(folded: Folded, jobs: Mapping[str, Any]) -> str:
             f"<h2>{said(title)}</h2><img alt='{said(title, quote=True)}' src='data:image/png;base64,{picture}'>"
             f"<p>{said(caption)}</p>"
         )
-    tables = [("Best trials", *_best_rows(folded)), ("Failures", *_failures(folded)), ("Log", *_log(folded))]
-    for title, columns, rows in tables:
+    for title, columns, rows in _tables(folded, jobs):
         if not rows:
             continue
         head = "".join(f"<th>{said(name)}</th>" for name in columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{said(number(value))}</td>" for value in row) + "</tr>" for row in rows
         )
-        parts.append(f"<h2>{title}</h2><div class=wide><table><tr>{head}</tr>{body}</table></div>")
-    return _PAGE.format(title=said(folded.name), body="\n".join(parts))
+        parts.append(f"<h2>{said(title)}</h2><div class=wide><table><tr>{head}</tr>{body}</table></div>")
+    return _PAGE.format(title=said(_title(folded)), body="\n".join(parts))
 
 
 def fragment(folded: Folded) -> str:
@@ -184,47 +250,59 @@ def fragment(folded: Folded) -> str:
     return f"<div><b>study {html.escape(folded.name)}</b><table>{rows}</table></div>"
 
 
-def report_markdown(folded: Folded, jobs: Mapping[str, Any]) -> str:
+def report_markdown(folded: Folded | None, jobs: Mapping[str, Any]) -> str:
     """Headline and tables as Markdown, without pictures."""
-    lines = [f"# {_cell(folded.name)}", "", "| | |", "|---|---|"]
-    lines += [f"| {_cell(name)} | {_cell(text)} |" for name, text in headline(folded)]
-    columns, rows = _best_rows(folded)
-    lines += ["", "## Best trials", "", f"| {' | '.join(map(_cell, columns))} |", "|---" * len(columns) + "|"]
-    lines += [f"| {' | '.join(_cell(number(value)) for value in row)} |" for row in rows]
-    found = views.importance(views.importance_input(folded))
-    if found["importance"]:
-        lines += [
-            "",
-            f"## Importance for {_cell(found['metric'])} ({found['method']})",
-            "",
-            "| | |",
-            "|---|---|",
+    lines = [f"# {_cell(_title(folded))}", "", "| | |", "|---|---|"]
+    lines += [f"| {_cell(name)} | {_cell(text)} |" for name, text in headline(folded, jobs)]
+    if folded is not None:
+        found = views.importance(views.importance_input(folded))
+        if found["importance"]:
+            shares = [[name, f"{value:.1%}"] for name, value in found["importance"].items()]
+            title = f"Importance for {found['metric']} ({found['method']})"
+            lines += _markdown(title, ["hyperparameter", "share"], shares)
+        rows = [
+            [row["device"], duration(row["busy_s"]), f"{row['utilisation'] or 0:.0%}", row["segments"]]
+            for row in views.devices(folded)["devices"]
         ]
-        lines += [f"| {_cell(name)} | {value:.1%} |" for name, value in found["importance"].items()]
-    devices = views.devices(folded)["devices"]
-    if devices:
-        lines += ["", "## Devices", "", "| device | busy | of the sessions | segments |", "|---|---|---|---|"]
-        for row in devices:
-            used = f"{row['utilisation'] or 0:.0%}"
-            lines.append(
-                f"| {_cell(row['device'])} | {duration(row['busy_s'])} | {used} | {row['segments']:,} |"
-            )
-    for name, value in jobs.items():
-        told = views.recurring(name, value or {})
-        lines += ["", f"## Recurring job {_cell(name)}", "", "| batch size | runs | reached | mean cost, J |"]
-        lines.append("|---|---|---|---|")
-        lines += [
-            f"| {arm['batch_size']} | {arm['runs']} | {arm['reached']} | {number(arm['mean'])} |"
-            for arm in told["arms"]
-        ]
+        lines += _markdown("Devices", ["device", "busy", "of the sessions", "segments"], rows)
+    for title, columns, rows in _tables(folded, jobs):
+        lines += _markdown(title, columns, rows)
     return "\n".join(lines) + "\n"
 
 
-def report_png(folded: Folded, jobs: Mapping[str, Any]) -> bytes:
+def _markdown(title: str, columns: list[str], rows: list[list[Any]]) -> list[str]:
+    """A table under its title; nothing where it is empty."""
+    if not rows:
+        return []
+    lines = ["", f"## {_cell(title)}", "", f"| {' | '.join(map(_cell, columns))} |"]
+    lines.append("|---" * len(columns) + "|")
+    return lines + [f"| {' | '.join(_cell(number(value)) for value in row)} |" for row in rows]
+
+
+def _tables(folded: Folded | None, jobs: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Title, columns and rows of every table."""
+    tables: list[tuple[str, list[str], list[list[Any]]]] = []
+    if folded is not None:
+        tables = [
+            ("Best trials", *_best_rows(folded)),
+            ("Pareto front", *_front(folded)),
+            ("Failures", *_failures(folded)),
+        ]
+    for name, told, _ in _jobs_told(jobs):
+        if not isinstance(told, str):
+            arms = [[arm["batch_size"], arm["runs"], arm["reached"], arm["mean"]] for arm in told["arms"]]
+            columns = ["batch size", "runs", "reached", "mean cost, J"]
+            tables.append((f"Recurring job {name}", columns, arms))
+    if folded is not None:
+        tables.append(("Log", *_log(folded)))
+    return tables
+
+
+def report_png(folded: Folded | None, jobs: Mapping[str, Any]) -> bytes:
     """All figures in one picture under the headline."""
-    head = "\n".join(f"{name}: {_cut(text)}" for name, text in headline(folded))
+    head = "\n".join(f"{name}: {_cut(text)}" for name, text in headline(folded, jobs))
     return _picture(
-        [(title, each) for title, _, each in figures(folded, jobs)], 14.0, f"{folded.name}\n{head}"
+        [(title, each) for title, _, each in figures(folded, jobs)], 14.0, f"{_title(folded)}\n{head}"
     )
 
 
@@ -268,6 +346,20 @@ def _best_rows(folded: Folded) -> tuple[list[str], list[list[Any]]]:
             return page["columns"], page["rows"]
     page = views.table(folded, options)
     return page["columns"], page["rows"]
+
+
+def _front(folded: Folded) -> tuple[list[str], list[list[Any]]]:
+    """The trials that no other one beats, the best quality first."""
+    told = views.pareto(folded)
+    names, quality = told["axes"], told["quality"]
+    sign = -1.0 if told["maximize"][names.index(quality)] else 1.0
+    points = [point for point in told["points"] if point["front"]]
+    points.sort(key=lambda point: (sign * point["values"][quality], point["trial"]))
+    rows = []
+    for point in points[:_TOP]:
+        config = brief(folded.state.trials[point["trial"]].config)
+        rows.append([point["trial"], *(point["values"][name] for name in names), config])
+    return ["trial", *names, "configuration"], rows
 
 
 def _failures(folded: Folded) -> tuple[list[str], list[list[Any]]]:

@@ -6,15 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core import Measurement, StudyState, TrialRecord
-from penstock.energy import co2, grid, money
+from penstock.energy import co2, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, short
+from penstock.report._read import grid_of
+
+_ERROR_LINES = 4
 
 
 def summary_text(
-    name: str | None, goal: Goal, state: StudyState, *, top: int = 1, spec: Mapping[str, Any] | None = None
+    name: str | None,
+    goal: Goal,
+    state: StudyState,
+    *,
+    top: int = 1,
+    spec: Mapping[str, Any] | None = None,
+    kept: bool = True,
 ) -> str:
-    """What was found and what it cost, in a few lines; ``spec`` has the region and the price of the electricity."""
+    """What was found and what it cost, in a few lines.
+
+    Args:
+        name: The study's.
+        goal: What it is after.
+        state: Its state.
+        top: How many of the best trials to show.
+        spec: Has the region and the price of the electricity.
+        kept: Whether it is in a store, so that it can be resumed.
+    """
     best_first = ranked(goal, state.trials.values())
     lines = [f"study {name or ''}: {goal}", f"  trials  {counts_text(state.counts)}"]
     busy_s = sum(record.busy_s for record in state.trials.values())
@@ -37,16 +55,28 @@ def summary_text(
     if state.counts.failed:
         failed = [record for record in state.trials.values() if record.status.value == "failed"]
         lines.append(f"  failed  {len(failed)}, e.g. trial {failed[0].id}: {failed[0].reason}")
+        lines += _error_lines(failed[0])
     if state.closed is not None and state.closed.reason != "finished":
         detail = f" ({state.closed.detail})" if state.closed.detail else ""
-        lines.append(f"  left    {state.closed.reason}{detail}; it can be resumed")
+        later = "; it can be resumed" if kept else ""
+        lines.append(f"  left    {state.closed.reason}{detail}{later}")
     return "\n".join(lines)
+
+
+def _error_lines(record: TrialRecord) -> list[str]:
+    """Where it failed: the end of the traceback, without what its reason says already."""
+    told = [line for line in record.error.splitlines() if line.strip(" ^~")]
+    if told and told[-1].strip() == record.reason.strip():
+        told.pop()
+    return [f"          {line}" for line in told[-_ERROR_LINES:]]
 
 
 def _footprint(energy: Measurement, spec: Mapping[str, Any]) -> str:
     """``0.5 g +- 17% (estimated) CO2e, DE, 0.0003 EUR``; a world average is called one."""
-    source, price = grid(spec.get("region")), spec.get("price_per_kwh")
+    source, price = grid_of(spec), spec.get("price_per_kwh")
     where = "world average grid, no region given" if source.assumed else f"grid of {source.region}"
+    if spec.get("g_per_kwh") is not None:
+        where = f"{source.g_per_kwh:g} g/kWh, as given"
     text = f"{co2(energy, source)} CO2e ({where})"
     return text if price is None else f"{text}, {money(energy, price, spec.get('currency', 'EUR'))}"
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+_SENTENCES = 3
+
 
 class View(ABC):
     """Shows a study while it runs. Called by the study's loop alone; must be quick and never raise."""
@@ -149,7 +151,7 @@ class LiveView(View):
         self._name = ""
         self._goal: Goal | None = None
         self._slots = 0
-        self._said = ""
+        self._said: list[str] = []
         self._next_s = 0.0
         self._started_s = time.monotonic()
         self._before = 0
@@ -182,8 +184,8 @@ class LiveView(View):
             self._live.update(self._draw(state, expected()), refresh=True)
 
     def say(self, text: str) -> None:
-        """Shown under the panel."""
-        self._said = text
+        """Shown under the panel, with the two sentences before it."""
+        self._said = [*self._said, text][-_SENTENCES:]
 
     def close(self) -> None:
         """Draw once more and leave the terminal as it was."""
@@ -207,8 +209,8 @@ class LiveView(View):
         energy = "" if state.energy is None else f", {state.energy}"
         elapsed_s = time.monotonic() - self._started_s
         table.add_row("time", f"{duration_text(elapsed_s)}{self._eta(expected, elapsed_s)}{energy}")
-        if self._said:
-            table.add_row("", f"[yellow]{escape(self._said)}[/]")
+        for text in self._said:
+            table.add_row("", f"[yellow]{escape(text)}[/]")
         return table
 
     def _eta(self, expected: int | None, elapsed_s: float) -> str:
@@ -275,6 +277,8 @@ def _best_text(goal: Goal | None, state: StudyState) -> str:
 
 def open_view(view: str | View | None, jsonl: str | Path | None = None) -> View:
     """The view that ``Study.run(view=, jsonl=)`` asks for."""
+    if jsonl is not None:
+        _check_target(jsonl)
     if isinstance(view, View):
         shown: View = view
     elif view is None:
@@ -286,6 +290,11 @@ def open_view(view: str | View | None, jsonl: str | Path | None = None) -> View:
     else:
         raise InvalidInput(f'view takes "live", "lines", "auto" or None, got {view!r}.')
     return shown if jsonl is None else _Several((shown, JsonlView(jsonl)))
+
+
+def _check_target(jsonl: object) -> None:
+    if isinstance(jsonl, bool) or not isinstance(jsonl, str | Path) or not str(jsonl):
+        raise InvalidInput(f'jsonl takes the path of a file, or "-" for standard output, got {jsonl!r}.')
 
 
 def _print(stream: TextIO, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 from penstock.core import Config
@@ -35,8 +35,16 @@ class WarmStart(Sampler):
             raise InvalidInput(
                 f"WarmStart: then is {then!r}, not a sampler. Write WarmStart(configs, then=TPE())."
             )
+        for name, given in (("configs", configs), ("observations", observations)):
+            if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+                raise InvalidInput(
+                    f"WarmStart: {name} is {given!r}, not a list. Write WarmStart([{{...}}, {{...}}], then=TPE())."
+                )
         self._given = tuple(configs)
         self._earlier = tuple(observations)
+        for told in self._earlier:
+            if not isinstance(told, Observation):
+                raise InvalidInput(f"WarmStart: {told!r} in observations is not an Observation.")
         self._then = then
         self._first: list[dict[str, Any]] = []
         self._asked = 0

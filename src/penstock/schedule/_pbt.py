@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, final
 
@@ -57,6 +57,8 @@ class PBT(Scheduler):
         if not self.quantile:
             raise InvalidInput("quantile is 0; nobody would learn from anybody: give up to 0.5, or use Full.")
         self.resample = fraction("resample", resample, 0.0, 1.0)
+        if isinstance(factors, str | bytes) or not isinstance(factors, Iterable):
+            raise InvalidInput(f"factors is {factors!r}; give what to multiply numbers by: (0.8, 1.2).")
         self.factors = tuple(fraction("each of factors", factor, 1e-6, 1e6) for factor in factors)
         if not self.factors:
             raise InvalidInput("factors is empty; give what to multiply numbers by: (0.8, 1.2).")

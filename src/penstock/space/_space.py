@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import Random
@@ -113,7 +114,7 @@ class Space:
 
     def sample(self, seed: int | Uniform) -> dict[str, Any]:
         """A random configuration from a seed, or from a generator that is moved on."""
-        draw = (Random(seed) if isinstance(seed, int) else seed).random
+        draw = _generator(seed).random
         config: dict[str, Any] = {}
         for name, from_unit, condition in self._free:
             if condition is None or condition.holds(config):
@@ -158,7 +159,7 @@ class Space:
         """
         for name in config:
             self[name]
-        draw = (Random(seed) if isinstance(seed, int) else seed).random
+        draw = _generator(seed).random
         result: dict[str, Any] = {}
         for name in self._order:
             if self.active(name, result):
@@ -180,18 +181,28 @@ class Space:
         others, 0.5 for all when it is inactive.
 
         Raises:
-            SpaceError: A Choice's value is none of its values.
+            SpaceError: A value is not of its domain; says which.
         """
+        if not isinstance(config, Mapping):
+            raise SpaceError(f"A configuration is a dict by domain name, not {config!r}.")
         point: list[float] = []
         for name, domain in self._domains.items():
             if one_hot and isinstance(domain, Choice):
                 if name in config:
-                    chosen = domain.index(config[name])
+                    try:
+                        chosen = domain.index(config[name])
+                    except SpaceError as error:
+                        raise SpaceError(f"{name}={config[name]!r}: {error}") from None
                     point.extend(1.0 if i == chosen else 0.0 for i in range(domain.count))
                 else:
                     point.extend([FILLER] * domain.count)
             elif name in config:
-                point.append(domain.to_unit(config[name]))
+                try:
+                    point.append(domain.to_unit(config[name]))
+                except SpaceError as error:
+                    raise SpaceError(f"{name}={config[name]!r}: {error}") from None
+                except (TypeError, ValueError):
+                    raise SpaceError(f"{name}={config[name]!r} is not of {domain!r}.") from None
             else:
                 point.append(FILLER)
         return point
@@ -204,23 +215,28 @@ class Space:
         Raises:
             SpaceError: The point has the wrong length or holds a NaN.
         """
+        if isinstance(point, str | bytes | Mapping) or not hasattr(point, "__len__"):
+            raise SpaceError(f"A point is a list of numbers, not {point!r}. Give what encode() returned.")
         if len(point) != self.width(one_hot=one_hot):
             raise SpaceError(
                 f"A point of this space has {self.width(one_hot=one_hot)} numbers, not {len(point)}. "
                 "Give what encode() returned."
             )
-        numbers = [float(x) for x in point]
-        if any(x != x for x in numbers):
-            raise SpaceError(f"The point {numbers!r} holds a NaN. Give numbers between 0 and 1.")
+        try:
+            units = [float(x) for x in point]
+        except (TypeError, ValueError) as error:
+            raise SpaceError(f"The point {point!r} holds something else than numbers: {error}.") from None
+        if any(x != x for x in units):
+            raise SpaceError(f"The point {units!r} holds a NaN. Give numbers between 0 and 1.")
         values: dict[str, Any] = {}
         at = 0
         for name, domain in self._domains.items():
             width = _width(domain, one_hot)
             if one_hot and isinstance(domain, Choice):
-                part = numbers[at : at + width]
+                part = units[at : at + width]
                 values[name] = domain.value_at(part.index(max(part)))
             else:
-                values[name] = domain.from_unit(min(max(numbers[at], 0.0), 1.0))
+                values[name] = domain.from_unit(min(max(units[at], 0.0), 1.0))
             at += width
         config: dict[str, Any] = {}
         for name in self._order:
@@ -285,7 +301,7 @@ class Space:
         """
         try:
             return cls({name: _domain_from_json(entry) for name, entry in data["domains"]})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             if isinstance(error, SpaceError):
                 raise
             raise SpaceError(f"This is not a space written by to_json(): {error!r}.") from error
@@ -404,6 +420,16 @@ class Space:
         for point in points[name]:
             value = point if domain.count is None else domain.value_at(point)
             yield from self._grid_from(at + 1, {**config, name: value}, points)
+
+
+def _generator(seed: Any) -> Uniform:
+    if isinstance(seed, int):
+        return Random(seed)
+    if callable(getattr(seed, "random", None)):
+        return seed  # type: ignore[no-any-return]
+    if isinstance(seed, numbers.Integral):
+        return Random(int(seed))
+    raise SpaceError(f"A seed is a whole number, or a generator such as random.Random(7); got {seed!r}.")
 
 
 def _check_entry(name: Any, domain: Any) -> None:

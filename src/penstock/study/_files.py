@@ -10,11 +10,34 @@ from penstock.core import Checkpoint, Ended, Saved, StudyState, TrialRecord, Tri
 from penstock.goal import Goal
 from penstock.store import Store
 
+_NAMED = 3  # trials in a sentence each
+
 
 def folder_of(store: Store, study: int, given: Path | None) -> Path:
     """The study's folder: the user's, or a numbered one beside the store."""
-    base = given or store.files or Path("penstock-files")
-    return base / f"study-{study}"
+    return (given or base_of(store)) / f"study-{study}"
+
+
+def base_of(store: Store) -> Path:
+    """Where the folders of a store's studies are unless the user says otherwise."""
+    return store.files or Path("penstock-files")
+
+
+def gone(files: Path, state: StudyState) -> list[str]:
+    """Sentences on trials that are yet to go on and whose checkpoints are not in their folder any more."""
+    lost = [
+        record
+        for record in state.trials.values()
+        if record.saved
+        and not record.status.is_end
+        and not any((files / path).exists() for path in reversed(record.saved.values()))
+    ]
+    told = [
+        f"Trial {record.id}: its checkpoint {files / record.saved[max(record.saved)]} is gone; it starts again."
+        for record in lost[:_NAMED]
+    ]
+    more = len(lost) - len(told)
+    return [*told, f"So do {more} more trials."] if more else told
 
 
 @final

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import os
 import signal
 import socket
@@ -30,11 +32,13 @@ from penstock.core import (
     StudyState,
     Submitted,
     TrialRecord,
+    TrialStatus,
     VirtualClock,
     total,
 )
 from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.energy import LimitRule, PowerLimits, co2, grid, make_meter, money
+from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Job, Launch, Local
 from penstock.goal import Budget, Goal, Limit, Spent, front, ranked
 from penstock.model import Shrink
@@ -48,7 +52,7 @@ from penstock.store import Store, StudyEntry, open_store
 from penstock.study._allowance import Allowance, allowed_j
 from penstock.study._bounds import check_bounds, find_predictors, gate_of, limited, violation_notes
 from penstock.study._engine import Engine, Setup, derive_seed
-from penstock.study._files import CheckpointKeeper, folder_of
+from penstock.study._files import CheckpointKeeper, base_of, folder_of, gone
 from penstock.study._foresee import foresee, known_overhead, passes_of, spread_of
 from penstock.study._fusing import Fuse, Fuser, check_fuse
 from penstock.study._ledger import Foresight
@@ -79,6 +83,7 @@ DEFAULT_TRIALS = 50
 _TICK_S = 0.25
 _FORMAT = 1
 _SIMULATED_BATCH = 1000
+_HOPELESS = 20  # trials that failed, before not one epoch was trained
 
 
 @final
@@ -101,13 +106,15 @@ class Study:
         name: The study's name in the store; default: the work's name, numbered if taken.
         retries: How often a trial is run again after an error in the training function.
         timeout_s: A trial that reports nothing for so long is killed and counts as failed.
-        warm_start: Configurations to try first, or an earlier Study whose best ones to try first.
-        stop: Stopping rules, asked after every report.
+        warm_start: Configurations to try first (or one), or an earlier Study whose best ones to try first.
+        stop: Stopping rules (or one), asked after every report.
         planner: Who runs where: ``pk.Fluid()`` lets short trials share devices and long ones spread over several;
             or plan passes of your own. Default: first come first served, one device each.
-        files: Folder for checkpoints and logs; default: beside the store.
+        files: Folder for checkpoints and logs; default: beside the store; for PostgreSQL, ``penstock-files`` in the
+            present folder. A resume from elsewhere finds it.
         meter: Whether to meter the energy of every epoch (estimated where the machine has no counters).
         region: ISO code of the country whose grid feeds the machine, for CO2e; None: the world average, flagged.
+        g_per_kwh: Grams of CO2e per kilowatt-hour by your supplier's word, instead of a region.
         price_per_kwh: What a kilowatt-hour costs, for budgets and reports in money.
         currency: Of the price.
         power_limits: Find the best power limit of each trial's GPUs while it trains (Zeus) by this rule
@@ -148,13 +155,14 @@ class Study:
         name: str | None = None,
         retries: int = 0,
         timeout_s: float | None = None,
-        warm_start: Iterable[Mapping[str, Any]] | Study | None = None,
-        stop: Sequence[StopRule] = (),
+        warm_start: Iterable[Mapping[str, Any]] | Mapping[str, Any] | Study | None = None,
+        stop: Sequence[StopRule] | StopRule = (),
         planner: Fluid | Sequence[PlanPass] | None = None,
         files: str | Path | None = None,
         keep: str = "best",
         meter: bool = True,
         region: str | None = None,
+        g_per_kwh: float | None = None,
         price_per_kwh: float | None = None,
         currency: str = "EUR",
         power_limits: LimitRule | PowerLimits | None = None,
@@ -169,10 +177,8 @@ class Study:
         self.work = _check_work(work, self.space)
         self.budget = _check_type("budget", budget, Budget, Budget())
         self.scheduler, self.sampler = _compose(scheduler, sampler, self.budget)
-        if warm_start is not None:
-            configs = warm_start.best_configs() if isinstance(warm_start, Study) else list(warm_start)
-        self._first = None if warm_start is None else configs
-        self.confidence = confidence
+        self._first = None if warm_start is None else _check_first(warm_start)
+        self.confidence = _check_confidence(confidence)
         self._unbound = check_bounds(limits, predictors, confidence)
         self._predictors = predictors.copy() if isinstance(predictors, Predictors) else predictors
         if self._unbound and gate_of(self.sampler) is not None:
@@ -202,20 +208,21 @@ class Study:
         self.executor = _check_type("executor", executor, Executor, None) or Local()
         self.seed = _check_whole("seed", seed)
         self.retries = _check_whole("retries", retries)
-        if timeout_s is not None and not timeout_s > 0:
-            raise InvalidInput(f"timeout_s must be above 0 seconds, got {timeout_s!r}.")
+        if timeout_s is not None and not (_is_number(timeout_s) and timeout_s > 0):
+            raise InvalidInput(f"timeout_s must be a number above 0 seconds, got {timeout_s!r}.")
         self.timeout_s = timeout_s
-        self.stop_rules = tuple(stop)
-        for rule in self.stop_rules:
-            _check_type("stop", rule, StopRule, rule)
-        self.planner = planner if planner is None or isinstance(planner, Fluid) else tuple(planner)
+        self.stop_rules = _check_rules(stop)
+        self.planner = _check_planner(planner)
         if keep not in ("best", "all"):
             raise InvalidInput(f'keep takes "best" or "all", got {keep!r}.')
         self.keep = keep
-        self.meter = bool(meter)
-        self.region, self.price_per_kwh, self.currency = region, price_per_kwh, currency
-        self._grid = grid(region)
-        _check_energy(self.budget, self.meter, price_per_kwh)
+        if not isinstance(meter, bool):
+            raise InvalidInput(f"meter takes True or False, got {meter!r}.")
+        self.meter = meter
+        self.region, self.g_per_kwh = region, g_per_kwh
+        self.price_per_kwh, self.currency = price_per_kwh, currency
+        self._grid = grid(region, g_per_kwh=g_per_kwh)
+        _check_energy(self.budget, self.meter, price_per_kwh, currency)
         self.power_limits = check_limits(power_limits, self.executor, meter=self.meter)
         self.fuse, self._unfused = check_fuse(
             fuse,
@@ -225,10 +232,12 @@ class Study:
             power_limits=self.power_limits is not None,
         )
         self._fuser: Fuser | None = None
-        self._files = None if files is None else Path(files)
-        if store is True:
+        if files is not None and (not isinstance(files, str | os.PathLike) or not str(files)):
+            raise InvalidInput(f"files takes the path of a folder, got {files!r}.")
+        self._files = None if files is None else Path(files).absolute()  # a resume may be elsewhere
+        if store is True or not (store is None or store is False or isinstance(store, str | os.PathLike)):
             raise InvalidInput(
-                "store takes a path, a URL, None (penstock.db) or False (keep nothing), not True."
+                f"store takes a path, a URL, None (penstock.db) or False (keep nothing), not {store!r}."
             )
         self._target: str | Path | None
         self._target = None if store is False else (DEFAULT_STORE if store is None else store)
@@ -252,6 +261,7 @@ class Study:
         executor: Executor | None = None,
         budget: Budget | None = None,
         fuse: Fuse | None = None,
+        files: str | Path | None = None,
     ) -> Study:
         """The study of that name in a store, or its newest one; ``run()`` resumes it.
 
@@ -265,6 +275,7 @@ class Study:
             executor: Run here instead.
             budget: A new budget, e.g. a larger one.
             fuse: Fuse otherwise from here on; checkpoints fit either way.
+            files: Where its folder of checkpoints is now, if it was moved.
         """
         opened = open_store(store, write=False)
         try:
@@ -288,10 +299,11 @@ class Study:
             timeout_s=entry.spec["timeout_s"],
             stop=parts["stop"],
             planner=parts["planner"],
-            files=parts["files"],
+            files=files or entry.spec.get("files") or parts["files"],
             keep=entry.spec["keep"],
             meter=entry.spec.get("meter", True),
             region=entry.spec.get("region"),
+            g_per_kwh=entry.spec.get("g_per_kwh"),
             price_per_kwh=entry.spec.get("price_per_kwh"),
             currency=entry.spec.get("currency", "EUR"),
             power_limits=parts.get("power_limits"),
@@ -315,12 +327,18 @@ class Study:
             view: ``"live"``, ``"lines"``, ``"auto"`` (live on a terminal, lines elsewhere), or None: quiet.
             jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
         """
+        # They may be others by now.
+        _check_energy(self.budget, self.meter, self.price_per_kwh, self.currency)
+        if isinstance(self.work, Command) and isinstance(self.executor.clock, VirtualClock):
+            raise InvalidInput(
+                f"{self.work!r} can't be simulated: only running it would tell its metrics. Simulate a training "
+                "function, or run the command on pk.Local()."
+            )
         shown = open_view(view, jsonl)
         store = self._open()
         try:
             assert self._entry is not None
             store.lock(self._entry.id)
-            _check_energy(self.budget, self.meter, self.price_per_kwh)  # it may be another one by now
             if self.surrogate is not None and self._twin is None:
                 self._twin = self.work.narrowed(self.surrogate)
             check_limits(self.power_limits, self.executor, meter=self.meter)
@@ -333,6 +351,9 @@ class Study:
             if engine.finished:
                 return self
             files = self._folder(store, self._entry.id)
+            if not isinstance(self.executor.clock, VirtualClock):
+                for text in gone(files, engine.state):
+                    shown.say(text)
             desk = None
             if self.power_limits is not None:
                 desk = LimitDesk(self.power_limits, task_of(self.work), files, store)
@@ -403,6 +424,8 @@ class Study:
                 f"Study.load({str(self._target)!r}, {name!r}).run(), or give this one another name."
             )
         self._bind(store)
+        if self._target is not None and self._files is None and store.files is None:
+            self._files = base_of(store).absolute()  # a resume may be elsewhere
         parts = {
             "work": self.work,
             "scheduler": self.scheduler,
@@ -585,8 +608,10 @@ class Study:
             "retries": self.retries,
             "timeout_s": self.timeout_s,
             "keep": self.keep,
+            "files": None if self._files is None else str(self._files),
             "meter": self.meter,
             "region": self.region,
+            "g_per_kwh": self.g_per_kwh,
             "price_per_kwh": self.price_per_kwh,
             "currency": self.currency,
             "power_limits": None if self.power_limits is None else repr(self.power_limits),
@@ -722,7 +747,10 @@ class Study:
         return fragment(self._folded())
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One row per trial: number, status, epochs, seconds, energy, configuration and latest metrics."""
+        """One row per trial: number, status, epochs, seconds, energy, CO2e, configuration and latest metrics.
+
+        A domain that has the name of one of these columns is called ``config.name``, a metric ``metric.name``.
+        """
         try:
             import pandas
         except ImportError as error:
@@ -731,14 +759,16 @@ class Study:
             raise MissingDependency(
                 'to_dataframe needs pandas: pip install "penstock[dataframe]".'
             ) from error
-        return pandas.DataFrame([row(record) for record in self.trials])
+        spec = self.spec()
+        return pandas.DataFrame([row(record, spec) for record in self.trials])
 
     def summary(self) -> dict[str, Any]:
         """Headline numbers, JSON-able."""
         return summarize(self.name, self.goal, self.state, self.spec())
 
     def __str__(self) -> str:
-        return summary_text(self.name, self.goal, self.state, spec=self.spec())
+        kept = self._target is not None
+        return summary_text(self.name, self.goal, self.state, spec=self.spec(), kept=kept)
 
     def __repr__(self) -> str:
         counts = self.state.counts
@@ -771,11 +801,15 @@ class _Session:
         self._keeper = CheckpointKeeper(files, study.keep, study.goal)
         self._leave: tuple[str, str] | None = None
         self._signals = 0
+        self._signal = "Ctrl-C"
+        self._failed = 0  # trials of this session
+        self._why_failed = ""
+        self._trained = False  # one epoch of this session, at least
         self._virtual = isinstance(study.executor.clock, VirtualClock)
         self._batch: list[Event] = []
         self._hungry = True
         self._desk = desk
-        self._unmetered = False  # said that an energy budget can't be kept
+        self._unmetered = False  # said that there is no energy
         self._allowance: Allowance | None = None
         if study.budget.needs_energy and not study.budget.finish:
             limit_j = allowed_j(study.budget, study._grid, study.price_per_kwh)
@@ -911,10 +945,15 @@ class _Session:
             self._hear_of_fusion(self._study._fuser, event)
         if isinstance(event, Ended) and not event.kept and not event.retry:
             self._judge(event.trial)
+        if isinstance(event, Reported):
+            self._trained = True
+            if event.energy is None:
+                self._say_unmetered(event)
+        elif isinstance(event, Ended) and event.status is TrialStatus.FAILED and not event.retry:
+            self._failed += 1
+            self._why_failed = self._why_failed or event.reason
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
-        elif isinstance(event, Reported) and event.energy is None and self._study.budget.needs_energy:
-            self._say_unmetered(event)
         if self._allowance is not None:
             if isinstance(event, Reported):
                 self._allowance.heard(event)
@@ -952,12 +991,16 @@ class _Session:
             )
 
     def _say_unmetered(self, event: Reported) -> None:
-        if not self._unmetered:
-            self._unmetered = True
-            self._view.say(
-                f"Trial {event.trial} reports no energy, so the budget in Wh, CO2e or money does not count it. "
-                'Run "penstock doctor" to see what can be measured here.'
-            )
+        budget = self._study.budget.needs_energy
+        if self._unmetered or not (budget or (self._study.meter and not self._virtual)):
+            return
+        self._unmetered = True
+        so = ", so the budget in Wh, CO2e or money does not count it" if budget else ""
+        why = "" if self._virtual else f"The workers' logs in {self._files / 'logs'} say why. "
+        self._view.say(
+            f"Trial {event.trial} reports no energy{so}. {why}"
+            'Run "penstock doctor" to see what can be measured here.'
+        )
 
     def _open_desk(self) -> None:
         """Say at once if there is nothing whose power limit could be set."""
@@ -1042,21 +1085,39 @@ class _Session:
     @property
     def _nearly_used_up(self) -> str:
         budget, spent = self._study.budget, self._spent()
-        return budget.used_up(spent) or "what is left of the energy budget is for the epochs that run"
+        used_up = budget.used_up(spent, currency=self._study.currency)
+        return used_up or "what is left of the energy budget is for the epochs that run"
 
     def _check_leave(self) -> None:
-        """Begin to drain if a signal came or the budget is used up."""
+        """Begin to drain if a signal came, the budget is used up or nothing but failures ever comes."""
         if self._signals:
-            self._leave = ("interrupted", "Ctrl-C")
-            self._view.say("Finishing the running epochs, then leaving. Press Ctrl-C again to leave at once.")
-        else:
-            used_up = self._study.budget.used_up(self._spent())
-            if used_up is None:
-                return
+            self._leave = ("interrupted", self._signal)
+            again = "Press Ctrl-C again" if self._signal == "Ctrl-C" else "Send it again"
+            self._view.say(
+                f"{self._signal}: finishing the running epochs, then leaving. {again} to leave at once."
+            )
+        elif (
+            used_up := self._study.budget.used_up(self._spent(), currency=self._study.currency)
+        ) is not None:
             self._leave = ("budget", used_up)
             if self._study.budget.finish:
                 return
+        elif self._hopeless:
+            which = "trials of this session" if len(self._engine.state.sessions) > 1 else "trials"
+            text = f"the first {self._failed} {which} all failed: {self._why_failed or 'no reason was given'}"
+            self._leave = ("failed", text)
+            self._view.say(f"Leaving, for {text}")
+        else:
+            return
         self._executor.stop(list(self._engine.running), reason=self._leave[1], keep=True)
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether nothing but failures ever comes, in a study that only epochs, energy or time would end."""
+        if self._trained or self._failed < max(_HOPELESS, 2 * self._executor.slots):
+            return False
+        budget, expected = self._study.budget, self._engine.setup.scheduler.expected
+        return budget != Budget() and budget.trials is None and expected is None
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -1064,6 +1125,7 @@ class _Session:
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             self._signals += 1
+            self._signal = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             if self._signals > 1:
                 raise KeyboardInterrupt
 
@@ -1086,7 +1148,7 @@ def _check_space(space: Any) -> Space:
     if isinstance(space, Space):
         return space
     if isinstance(space, Mapping):
-        return Space(**space)
+        return Space(space)
     raise InvalidInput(f"space takes a Space or a dict of domains, got {space!r}.")
 
 
@@ -1102,10 +1164,72 @@ def _check_work(work: Any, space: Space) -> Any:
         raise InvalidInput(f"work takes a function train(run), a Task or a Command, got {work!r}.")
     if isinstance(work, type):
         raise InvalidInput(f"work takes a function, got the class {work.__name__}; give an object of it.")
+    try:
+        signature = inspect.signature(work)
+    except (TypeError, ValueError):  # a built-in that does not tell
+        return work
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(work, "__name__", None) or repr(work)
+        raise InvalidInput(
+            f"work is called with one argument, the run: {name}{signature} can't be ({error}). Write def {name}(run)."
+        ) from None
     return work
 
 
-def _check_energy(budget: Budget, meter: bool, price_per_kwh: float | None) -> None:
+def _check_first(warm_start: Any) -> list[Mapping[str, Any]]:
+    if isinstance(warm_start, Study):
+        return warm_start.best_configs()
+    if isinstance(warm_start, Mapping):
+        return [warm_start]
+    if isinstance(warm_start, Iterable) and not isinstance(warm_start, str):
+        configs = list(warm_start)
+        if all(isinstance(config, Mapping) for config in configs):
+            return configs
+        warm_start = configs
+    raise InvalidInput(
+        f'warm_start takes configurations such as [{{"lr": 0.1}}], or an earlier Study, got {warm_start!r}.'
+    )
+
+
+def _check_rules(stop: Any) -> tuple[StopRule, ...]:
+    given = (stop,) if isinstance(stop, StopRule | type) or not isinstance(stop, Iterable) else tuple(stop)
+    for rule in given:
+        _check_type("stop", rule, StopRule, None)
+        if rule is None:
+            raise InvalidInput("stop takes stopping rules, got None; without one, leave it out.")
+    return given
+
+
+def _check_planner(planner: Any) -> Fluid | tuple[PlanPass, ...] | None:
+    if planner is None or isinstance(planner, Fluid):
+        return planner
+    if isinstance(planner, type):
+        _check_type("planner", planner, Fluid, None)
+    passes = tuple(planner) if isinstance(planner, Iterable) and not isinstance(planner, str) else (None,)
+    if not all(callable(each) and not isinstance(each, type) for each in passes):
+        raise InvalidInput(f"planner takes pk.Fluid() or a list of plan passes (functions), got {planner!r}.")
+    return passes
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_confidence(value: Any) -> float:
+    if not (_is_number(value) and 0 < value < 1):
+        raise InvalidInput(
+            f"confidence must be a number between 0 and 1 (0.5: the prediction itself), got {value!r}."
+        )
+    return float(value)
+
+
+def _check_energy(budget: Budget, meter: bool, price_per_kwh: Any, currency: Any) -> None:
+    if price_per_kwh is not None:
+        check_amount("price_per_kwh", price_per_kwh)
+    if not isinstance(currency, str) or not currency.strip():
+        raise InvalidInput(f'currency takes a word such as "EUR", got {currency!r}.')
     if budget.needs_energy and not meter:
         raise InvalidInput("A budget in Wh, CO2e or money needs the meter: drop meter=False, or the budget.")
     if budget.cost is not None and price_per_kwh is None:

@@ -47,6 +47,7 @@ def every_event() -> list[Event]:
         Saved(4.0, 0, 2, "trial-0/2 \u00e9.pt"),
         Ended(5.0, 0, TrialStatus.FAILED, 2, "boom", "Traceback:\n\0 NUL, lone \udcff", True, True, True),
         Ended(5.0, 1, TrialStatus.PAUSED, 9),
+        Ended(5.0, 1, TrialStatus.PAUSED, 9, energy=energy),
         Dropped(6.0, 1, "rung"),
         Noted(7.0, "power", {"w": [1.5, None], "deep": {"x": {}}}, 1),
         Noted(7.0, "plain", {}),

@@ -13,7 +13,7 @@ import string
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -46,7 +46,7 @@ class Command:
     later, SIGKILL.
 
     Args:
-        line: The command line.
+        line: The command line, or its arguments as a list.
         cwd: Where to run it; default: where the study runs.
         env: Further environment variables.
         grace_s: Patience before SIGTERM and before SIGKILL.
@@ -56,12 +56,14 @@ class Command:
 
     def __init__(
         self,
-        line: str,
+        line: str | Sequence[str],
         *,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         grace_s: float = 10.0,
     ) -> None:
+        if not isinstance(line, str):
+            line = _joined(line)
         try:
             arguments = shlex.split(line)
         except ValueError as error:
@@ -183,6 +185,18 @@ class Command:
             raise Refused(
                 f"the script reported nothing; let it print lines such as {{{example}}}", err.text()
             )
+
+
+def _joined(arguments: Any) -> str:
+    """A list of arguments as one line that splits into them again."""
+    if isinstance(arguments, Sequence) and not isinstance(arguments, bytes):
+        words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in arguments]
+        if all(isinstance(word, str) for word in words):
+            return shlex.join(words)
+    raise InvalidInput(
+        f"Command takes a command line or a list of its arguments, got {arguments!r}. "
+        'Write Command("python train.py --lr {lr}").'
+    )
 
 
 def _parse(argument: str, line: str) -> list[tuple[str, str | None, str, str | None]]:

@@ -18,8 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from penstock.core.errors import ExecutorError, InvalidInput
-from penstock.core.measurement import Measurement
-from penstock.train._checkpoint import Checkpoints, Found, Report
+from penstock.core.measurement import Measurement, measurement
+from penstock.train._checkpoint import Checkpoints, Found, Plain, Report
 from penstock.train._task import Task
 from penstock.train._world import World
 
@@ -478,12 +478,21 @@ class CrewMeter:
         self._meter.epoch_begin()
 
     def epoch_end(self) -> Measurement | None:
-        """What everybody drew."""
-        drawn = [part for part in self._crew.collect(self._meter.epoch_end()) if part is not None]
+        """What everybody drew; followers add what they drew before it, since nobody hears of that otherwise."""
+        own = self._meter.epoch_end()
+        if not self._crew.leads and own is not None:
+            other = self.other()
+            own = own if other is None else own + measurement(*other)
+        drawn = [part for part in self._crew.collect(own) if part is not None]
         total: Measurement | None = None
         for part in drawn:
             total = part if total is None else total + part
         return total
+
+    def other(self) -> Plain | None:
+        """What this worker drew in no epoch."""
+        tell: Callable[[], Plain | None] | None = getattr(self._meter, "other", None)
+        return None if tell is None else tell()
 
     def close(self) -> None:
         """The segment is over."""

@@ -132,8 +132,15 @@ class EnergyLoader(Generic[T]):
         clock: Clock | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        if epochs is not None and epochs < 1:
-            raise InvalidInput(f"epochs must be at least 1, got {epochs}.")
+        given: Any = loader
+        if isinstance(given, str | bytes) or not (
+            isinstance(given, Iterable) or hasattr(given, "__getitem__")
+        ):
+            raise InvalidInput(
+                f"EnergyLoader wraps an iterable of batches, such as a DataLoader, got {loader!r}."
+            )
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+            raise InvalidInput(f"epochs must be a whole number of at least 1, got {epochs!r}.")
         if cost_threshold_j is not None and not cost_threshold_j > 0:
             raise InvalidInput(f"cost_threshold_j must be positive, got {cost_threshold_j!r}.")
         self._loader = loader
@@ -285,7 +292,17 @@ class EnergyLoader(Generic[T]):
     def _start(self) -> None:
         if self._started:
             return
+        try:
+            self._open()
+        except BaseException:
+            # A second epochs() is refused just the same, not let run without a meter.
+            self._meter = self._limiter = None
+            for sensor in self.__dict__.pop("_default_sensors", ()):
+                sensor.close()
+            raise
         self._started = True
+
+    def _open(self) -> None:
         if (
             self._threshold_j is not None
             and self._world.leads

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from penstock.core.errors import PenstockError, Unsupported
-from penstock.core.measurement import Measurement
+from penstock.core.measurement import Measurement, Source, measurement
 from penstock.train._run import EpochMeter, Run, Sink
 from penstock.train._worker import End, Settings, Spec, conclude, execute, files_of, make_run, meter_of
 
 if TYPE_CHECKING:
-    from penstock.train._checkpoint import FileCheckpoints
+    from penstock.train._checkpoint import FileCheckpoints, Plain
     from penstock.train._task import Task
 
 SHORT_S = 1.0
@@ -48,13 +49,18 @@ def run_fused(
 ) -> None:
     """Run several segments of a Task: as one where it pays, else one after another."""
     fusion: Mapping[str, Any] = facts.get("fusion", {})
+    fraction: float = facts.get("fraction", 1.0)
     count = int(fusion.get("count", len(specs)))
+    spent: Measurement | None = None
     if fusion.get("measure") or fusion.get("check"):
-        count, note = _decide(task, specs, settings, fusion, devices[0])
+        with _metered(settings, specs[0], devices, fraction) as other:
+            count, note = _decide(task, specs, settings, fusion, devices[0])
+            spent = other()
         _note(sinks[0], note)
     left = dict(enumerate(specs))
     if count > 1:
-        group = _Placement(task, specs, settings, sinks, tell, devices, threads)
+        group = _Placement(task, specs, settings, sinks, tell, devices, threads, fraction, spent)
+        spent = None
         try:
             group.train(count)
         except Exception as error:  # of the group, not of a member: those that are left train alone
@@ -69,7 +75,36 @@ def run_fused(
             group.close()
         left = group.left()
     for number, spec in left.items():
-        tell(number, execute(task, spec, settings, sinks[number], devices=devices, threads=threads))
+        sink = sinks[number]
+        end = execute(task, spec, settings, sink, devices=devices, threads=threads, fraction=fraction)
+        if spent is not None:  # of finding out that they train alone
+            drawn = spent if end.energy is None else spent + measurement(*end.energy)
+            end, spent = end._replace(energy=drawn.plain), None
+        tell(number, end)
+
+
+@contextlib.contextmanager
+def _metered(
+    settings: Settings, spec: Spec, devices: tuple[str, ...], fraction: float
+) -> Iterator[Callable[[], Measurement | None]]:
+    """Meters what is done before there is a training; gives what tells the energy."""
+    meter = None
+    if not hasattr(settings.make_meter, "for_trial"):  # such a one would look for a power limit meanwhile
+        meter = meter_of(settings, spec, devices, fraction)
+    tell: Callable[[], Plain | None] | None = getattr(meter, "other", None)
+    if meter is None or tell is None:
+        yield lambda: None
+        return
+
+    def other() -> Measurement | None:
+        drawn = tell()
+        return None if drawn is None else measurement(*drawn)
+
+    meter.epoch_begin()
+    try:
+        yield other
+    finally:
+        meter.close()
 
 
 def _note(sink: Sink, data: dict[str, Any]) -> None:
@@ -193,6 +228,10 @@ class _Share:
         drawn, self.drawn = self.drawn, None
         return drawn
 
+    def other(self) -> Plain | None:
+        drawn = self.epoch_end()  # of an epoch that it could not end
+        return None if drawn is None else drawn.plain
+
     def close(self) -> None:
         pass
 
@@ -210,6 +249,8 @@ class _Placement:
         tell: Callable[[int, End], None],
         devices: tuple[str, ...],
         threads: int,
+        fraction: float = 1.0,
+        spent: Measurement | None = None,
     ) -> None:
         self._task = task
         self._specs = specs
@@ -220,7 +261,11 @@ class _Placement:
         self._shares: dict[int, _Share] = {}
         self._seconds: dict[int, float] = {}
         self._began_s = 0.0
-        self._meter: EpochMeter | None = meter_of(settings, specs[0], devices)
+        self._meter: EpochMeter | None = meter_of(settings, specs[0], devices, fraction)
+        self._inside = False  # an epoch
+        self._other = spent  # drawn by no epoch, and by no member that has ended
+        if self._meter is not None:
+            self._meter.epoch_begin()
         for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
             try:
                 self._files[number] = files_of(spec, settings)
@@ -282,13 +327,33 @@ class _Placement:
         self._open.discard(number)
         if number in self._files:
             self._files[number].discard()
-        self._tell(number, conclude(run, self._specs[number], error))
+        self._tell(number, conclude(run, self._specs[number], error)._replace(energy=self._rest(number)))
+
+    def _rest(self, number: int) -> Plain | None:
+        """What a member that ends drew outside of its reports: its part of what no epoch of the group drew, too."""
+        other: Callable[[], Plain | None] | None = getattr(self._meter, "other", None)
+        if other is not None and (not self._inside or not self._open):
+            told = other()
+            if told is not None:
+                drawn = measurement(*told)
+                self._other = drawn if self._other is None else self._other + drawn
+        rest: Measurement | None = None
+        if self._other is not None:
+            sharing = len(self._open) + 1
+            rest = self._other.scaled(1 / sharing, source=Source.ATTRIBUTED)
+            self._other = self._other.scaled(1 - 1 / sharing)
+        run = self._runs.get(number)
+        own = None if run is None else run._drawn_otherwise()  # of an epoch it has not reported
+        if own is None or rest is None:
+            return own if rest is None else rest.plain
+        return (rest + measurement(*own)).plain
 
     # -- the window -------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """An epoch of all members begins."""
         self._began_s = time.perf_counter()
+        self._inside = True
         if self._meter is not None:
             self._meter.epoch_begin()
 
@@ -296,6 +361,7 @@ class _Placement:
         """It is over: time and energy are split among those that trained, weighted by their samples."""
         from penstock.energy import attribute_fused
 
+        self._inside = False
         spent_s = time.perf_counter() - self._began_s
         whole = sum(samples.values())
         self._seconds = {number: spent_s * part / whole for number, part in samples.items()}

@@ -23,7 +23,7 @@ from penstock.train._worker import (
 )
 
 if TYPE_CHECKING:
-    from penstock.train._checkpoint import FileCheckpoints
+    from penstock.train._checkpoint import FileCheckpoints, Plain
     from penstock.train._lanes import Lane
 
 _SHORT_S = 1e-3  # of a lane's own time, too little to read a meter for
@@ -44,7 +44,8 @@ def run_lanes(
     from penstock.train._fused_loop import _is_memory
 
     fusion: Mapping[str, Any] = facts.get("fusion", {})
-    group = _Placement(work, specs, settings, sinks, tell, devices, threads, fusion)
+    fraction: float = facts.get("fraction", 1.0)
+    group = _Placement(work, specs, settings, sinks, tell, devices, threads, fusion, fraction)
     try:
         group.run()
     except Exception as error:  # of a fused call, not of a lane: what is left trains alone
@@ -56,7 +57,11 @@ def run_lanes(
     finally:
         group.close()
     for number, spec in group.left().items():
-        tell(number, execute(work, spec, settings, sinks[number], devices=devices, threads=threads))
+        sink = sinks[number]
+        tell(
+            number,
+            execute(work, spec, settings, sink, devices=devices, threads=threads, fraction=fraction),
+        )
 
 
 @final
@@ -98,12 +103,24 @@ class _Share:
 
     def __init__(self, window: _Window, number: int) -> None:
         self.drawn: Measurement | None = None
+        self._other: Measurement | None = None  # between epochs
         self._window = window
         self._number = number
 
     def epoch_begin(self) -> None:
         self._window.settle(self._number)
-        self.drawn = None
+        self._put_aside()
+
+    def other(self) -> Plain | None:
+        self._window.settle(self._number)
+        self._put_aside()
+        other, self._other = self._other, None
+        return None if other is None else other.plain
+
+    def _put_aside(self) -> None:
+        drawn, self.drawn = self.drawn, None
+        if drawn is not None:
+            self._other = drawn if self._other is None else self._other + drawn
 
     def epoch_end(self) -> Measurement | None:
         self._window.settle(self._number)
@@ -128,6 +145,7 @@ class _Placement:
         devices: tuple[str, ...],
         threads: int,
         fusion: Mapping[str, Any],
+        fraction: float = 1.0,
     ) -> None:
         self._work = work
         self._specs = specs
@@ -138,7 +156,7 @@ class _Placement:
         self._open: set[int] = set(range(len(specs)))
         self._runs: dict[int, Run] = {}
         self._files: dict[int, FileCheckpoints] = {}
-        meter = meter_of(settings, specs[0], devices)
+        meter = meter_of(settings, specs[0], devices, fraction)
         self._window = None if meter is None else _Window(meter)
         for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
             share = None if self._window is None else _Share(self._window, number)
@@ -231,7 +249,10 @@ class _Placement:
         self._open.discard(number)
         if number in self._files:
             self._files[number].discard()
-        self._tell(number, conclude(run, self._specs[number], error))
+        end = conclude(run, self._specs[number], error)
+        if run is not None and self._window is not None and self._window.lanes:
+            end = end._replace(energy=run._drawn_otherwise())
+        self._tell(number, end)
 
     def _noted(self, data: Mapping[str, Any], numbers: Sequence[int]) -> None:
         if "lane" in data:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from penstock.core.check import whole
 from penstock.core.errors import InvalidInput
 from penstock.core.measurement import Measurement, measurement
 from penstock.train._checkpoint import Checkpoints, Found, Plain, Report
@@ -36,7 +37,8 @@ class EpochMeter(Protocol):
     """Measures the energy of each epoch of one trial.
 
     One that has a method ``plain_end`` is asked by that instead of ``epoch_end``: it gives ``Measurement.plain``, which
-    is what goes to the study anyway. One with ``on_iteration`` is told of iterations.
+    is what goes to the study anyway. One with ``on_iteration`` is told of iterations; one with ``weigh``, what part of
+    its devices the trial holds. One with ``other`` tells at the end what no epoch drew, as ``Measurement.plain``.
     """
 
     def epoch_begin(self) -> None:
@@ -240,8 +242,10 @@ class Run:
         Args:
             total: How many epochs there are when the study sets no limit (and never more than that).
         """
-        if total is not None and total < 0:
-            raise InvalidInput(f"run.epochs(total) must not be negative, got {total}.")
+        if total is not None:
+            total = whole("run.epochs(total)", total, "Give how many epochs there are, such as 10.")
+            if total < 0:
+                raise InvalidInput(f"run.epochs(total) must not be negative, got {total}.")
         if self._inside:
             raise InvalidInput("run.epochs() is already being looped over; nest no second loop inside it.")
         self._looped = True
@@ -409,6 +413,15 @@ class Run:
             plain = (measurement(*self._energy) + measurement(*plain)).plain
         if plain is not None:
             self._energy = plain
+
+    def _drawn_otherwise(self) -> Plain | None:
+        """At the end of the segment: what it drew and no report has told."""
+        told, self._energy = self._energy, None
+        other: Callable[[], Plain | None] | None = getattr(self._meter, "other", None)
+        rest = None if other is None else other()
+        if told is None or rest is None:
+            return rest if told is None else told
+        return (measurement(*told) + measurement(*rest)).plain
 
     def _take(self) -> Report | None:
         """What is pending as the report of the present epoch."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import PenstockError
 from penstock.core.trial import TrialStatus
-from penstock.train._checkpoint import Checkpoints, FileCheckpoints
+from penstock.train._checkpoint import Checkpoints, FileCheckpoints, Plain
 from penstock.train._run import EpochMeter, Refused, Run, Sink, Unwind
 from penstock.train._seeding import seed_all, seed_no_more
 
@@ -50,6 +50,7 @@ class End(NamedTuple):
     reason: str = ""
     error: str = ""
     kept: bool = False
+    energy: Plain | None = None  # what it drew outside of the epochs it reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +83,23 @@ def execute(
     threads: int = 1,
     checkpoints: Checkpoints | None = None,
     world: tuple[int, int, str] | None = None,
+    fraction: float = 1.0,
 ) -> End:
     """Run one segment to its end, whatever the training function does short of killing the process.
 
-    ``world`` (rank, size, meeting file) makes this worker one of several that train it together.
+    ``world`` (rank, size, meeting file) makes this worker one of several that train it together; ``fraction`` is the
+    part of its devices that it holds.
     """
     run: Run | None = None
     crew = None
     together = contextlib.ExitStack()
     meter = None
     failure: BaseException | None = None
+    energy: Plain | None = None
     try:
         if checkpoints is None:
             checkpoints = files_of(spec, settings)
-        meter = meter_of(settings, spec, devices)
+        meter = meter_of(settings, spec, devices, fraction)
         if world is not None:
             from penstock.train._elastic import CrewMeter, CrewSink, ReadOnly, joined
 
@@ -137,11 +141,13 @@ def execute(
     finally:
         seed_no_more()
         if meter is not None:
+            energy = None if run is None else run._drawn_otherwise()
             meter.close()
         if checkpoints is not None:
             checkpoints.discard()
         together.close()
-    return conclude(run, spec, failure)
+    end = conclude(run, spec, failure)
+    return end if energy is None else end._replace(energy=energy)
 
 
 def make_run(
@@ -195,13 +201,19 @@ def conclude(run: Run | None, spec: Spec, error: BaseException | None) -> End:
     return End("failed", epoch, one_line(error), user_traceback(error))
 
 
-def meter_of(settings: Settings, spec: Spec, devices: tuple[str, ...]) -> EpochMeter | None:
-    """The meter of a segment, or None."""
+def meter_of(
+    settings: Settings, spec: Spec, devices: tuple[str, ...], fraction: float = 1.0
+) -> EpochMeter | None:
+    """The meter of a segment that holds ``fraction`` of its devices, or None."""
     make = settings.make_meter
     if make is None:
         return None
     for_trial: Callable[[tuple[str, ...], Any], EpochMeter | None] | None = getattr(make, "for_trial", None)
-    return make(devices) if for_trial is None else for_trial(devices, spec.config)
+    meter = make(devices) if for_trial is None else for_trial(devices, spec.config)
+    weigh: Callable[[float], None] | None = getattr(meter, "weigh", None)
+    if weigh is not None:
+        weigh(fraction)
+    return meter
 
 
 def files_of(spec: Spec, settings: Settings) -> FileCheckpoints:
@@ -271,7 +283,7 @@ def run_all(
         devices: Where to compute.
         threads: CPU threads.
         facts: What the planner says of the placement: its fusion count, or that it is to be measured; the executor:
-            which one this is of the workers that train it together.
+            which one this is of the workers that train it together, and the ``fraction`` of its devices it holds.
     """
     if len(specs) > 1:
         from penstock.train._task import Task
@@ -292,8 +304,11 @@ def run_all(
 
             tell(number, probe(work, spec, settings, sink, facts, devices=devices, threads=threads))
             continue
-        world = facts.get("world")
-        tell(number, execute(work, spec, settings, sink, devices=devices, threads=threads, world=world))
+        world, fraction = facts.get("world"), facts.get("fraction", 1.0)
+        end = execute(
+            work, spec, settings, sink, devices=devices, threads=threads, world=world, fraction=fraction
+        )
+        tell(number, end)
 
 
 def one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hmac
 import ipaddress
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -13,6 +14,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -45,6 +47,7 @@ HEADERS = {
 COOKIE = "penstock_token"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FILES = ("app.css", "app.js", "icon.svg")
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::[0-9]{1,5})?")
 _BEAT_S = 15.0
 _LEAST_S = 0.4  # between two messages of a stream
 
@@ -91,7 +94,9 @@ def make_app(feed: Feed, *, token: str | None = None, hosts: tuple[str, ...] | N
             }
             for entry in reversed(feed.studies())
         ]
-        return _json({"studies": entries, "jobs": sorted(feed.jobs()), "problem": feed.problem})
+        version = feed.jobs_version  # before the names: what comes meanwhile is told of once more
+        told = {"studies": entries, "jobs": sorted(feed.jobs()), "jobs_version": version}
+        return _json({**told, "problem": feed.problem})
 
     async def view(request: Request) -> Response:
         study, name = request.path_params["study"], request.path_params["view"]
@@ -103,8 +108,9 @@ def make_app(feed: Feed, *, token: str | None = None, hosts: tuple[str, ...] | N
         return _json_bytes(request, await run_in_threadpool(kitchen.job, options))
 
     async def stream(request: Request) -> Response:
-        study = request.path_params["study"]
-        feed.progress(study)  # says if there is no such study
+        study = request.path_params.get("study")
+        if study is not None:
+            feed.progress(study)  # says if there is no such study
         return StreamingResponse(
             _stream(feed, study), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
         )
@@ -115,6 +121,7 @@ def make_app(feed: Feed, *, token: str | None = None, hosts: tuple[str, ...] | N
             Route("/static/{name}", static),
             Route("/api/studies", studies),
             Route("/api/recurring", job),
+            Route("/api/stream", stream),
             Route("/api/study/{study:int}/stream", stream),
             Route("/api/study/{study:int}/{view}", view),
         ],
@@ -129,9 +136,12 @@ def make_app(feed: Feed, *, token: str | None = None, hosts: tuple[str, ...] | N
     return _Guard(app, token, hosts)
 
 
-async def _stream(feed: Feed, study: int) -> AsyncIterator[bytes]:
-    """A message whenever the study or the list of studies changed; a comment now and then: a dead line shows."""
-    last: tuple[Any, ...] | None = None
+async def _stream(feed: Feed, study: int | None) -> AsyncIterator[bytes]:
+    """A message whenever the study, the list of studies or a recurring job changed; without a study, the latter two.
+
+    A comment now and then: a dead line shows.
+    """
+    last: dict[str, Any] | None = None
     silent_s = 0.0
     version = -1
     while not feed.closing:
@@ -144,20 +154,17 @@ async def _stream(feed: Feed, study: int) -> AsyncIterator[bytes]:
                 yield b": still here\n\n"
             continue
         version = now
-        done, known = feed.progress(study)
-        status, last_s = feed.status(study)
-        told = (done, known, len(feed.studies()), tuple(feed.jobs()), feed.problem, status)
+        told: dict[str, Any] = {
+            "studies": len(feed.studies()),
+            "jobs": feed.jobs_version,
+            "problem": feed.problem,
+        }
+        if study is not None:
+            told["read"], told["events"] = feed.progress(study)
+            told["status"], told["last_s"] = feed.status(study)
         if told != last:
             last = told
-            data = {
-                "read": done,
-                "events": known,
-                "studies": told[2],
-                "problem": feed.problem,
-                "status": status,
-                "last_s": last_s,
-            }
-            yield b"event: change\ndata: " + encoded(data) + b"\n\n"
+            yield b"event: change\ndata: " + encoded(told) + b"\n\n"
             silent_s = 0.0
             await asyncio.sleep(_LEAST_S)
 
@@ -191,7 +198,7 @@ class _Guard:
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        if self._hosts is not None and _host(request.headers.get("host", "")) not in self._hosts:
+        if self._hosts is not None and host_of(request.headers.get("host", "")) not in self._hosts:
             return error(400, "This dashboard is not called by that name. Open it by the address it printed.")
         if request.method not in ("GET", "HEAD"):
             return error(405, f"The dashboard only shows: {request.method[:20]} is not allowed.")
@@ -200,13 +207,14 @@ class _Guard:
         given = request.query_params.get("token")
         if given is not None and _same(given, self._token):
             # The token leaves the address at once, for addresses end up in histories and screenshots.
-            answer = RedirectResponse("/" if request.url.path == "/" else request.url.path, 303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", path="/")
+            # One slash alone: "//name" would be another host.
+            answer = RedirectResponse(quote("/" + request.scope["path"].lstrip("/\\")), 303)
+            answer.set_cookie(cookie_of(request), self._token, httponly=True, samesite="strict", path="/")
             return answer
         bearer = request.headers.get("authorization", "")
         if bearer.lower().startswith("bearer ") and _same(bearer[7:].strip(), self._token):
             return None
-        cookie = request.cookies.get(COOKIE)
+        cookie = request.cookies.get(cookie_of(request))
         if cookie is not None and _same(cookie, self._token):
             return None
         return error(
@@ -216,7 +224,7 @@ class _Guard:
 
 def loopback(host: str) -> bool:
     """Whether only this machine can reach a server that binds to ``host``."""
-    if host == "localhost":
+    if host.lower().rstrip(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -295,11 +303,16 @@ def _plotly(request: Request) -> Response:
     return Response(plain, media_type="text/javascript", headers=headers)
 
 
-def _host(header: str) -> str:
-    """The name of a Host header, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.rpartition(":")[0] if ":" in header else header
+def host_of(header: str) -> str | None:
+    """The name of a Host header in small letters, without its port and a closing dot; None if it is none."""
+    found = _HOST.fullmatch(header)
+    return None if found is None else (found["six"] or found["name"]).lower().rstrip(".")
+
+
+def cookie_of(request: Request) -> str:
+    """The cookie's name: it carries the port, for cookies don't tell the dashboards of one machine apart."""
+    server = request.scope.get("server")
+    return f"{COOKIE}_{server[1]}" if server and server[1] else COOKIE
 
 
 def _same(given: str, token: str) -> bool:

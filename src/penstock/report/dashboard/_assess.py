@@ -8,10 +8,13 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any, final
 
+import penstock
 from penstock.core.errors import PenstockError
 
+_ROOT = str(Path(penstock.__file__).resolve().parents[1])
 IDLE_S = 300.0
 """A process without work for so long ends: it holds the memory of two libraries."""
 
@@ -65,9 +68,11 @@ class Assessor:
         if self._closed:
             raise PenstockError("The dashboard is closing.")
         if self._process is None or self._process.poll() is not None:
-            code = f"from {__name__} import answer; answer()"
+            # -P: nothing is imported from the folder the dashboard was started in, which is often where stores of
+            # others lie. Penstock itself may be there, and comes last.
+            code = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import answer; answer()"
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe)
+            self._process = subprocess.Popen([sys.executable, "-P", "-c", code], stdin=pipe, stdout=pipe)
         return self._process
 
     def _end(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, final
 from penstock.core.errors import InvalidInput
 from penstock.report import views
 from penstock.report._feed import Feed
+from penstock.report._journal import told_of
 from penstock.report.dashboard._assess import Assessor
 from penstock.report.views import Folded, Options
 
@@ -176,13 +177,18 @@ class Kitchen:
         return made if made is not None else self._keep(key, data)
 
     def job(self, options: Options) -> bytes:
-        """A recurring job as JSON."""
+        """A recurring job as JSON.
+
+        Raises:
+            InvalidInput: There is no such job.
+            StoreCorrupt: What the store keeps of it is not a recurring job's.
+        """
         jobs = self._feed.jobs()
         if options.job not in jobs:
             known = ", ".join(map(repr, jobs)) or "none"
             raise InvalidInput(f"There is no recurring job {options.job!r} in this store; there are {known}.")
-        data = views.recurring(options.job, jobs[options.job] or {})
-        return encoded({"figures": views.recurring_figures(data), **data})
+        data, figures = told_of(options.job, jobs[options.job])
+        return encoded({"figures": figures, **data})
 
     def _importance(self, study: int, options: Options) -> bytes:
         """A forest is slow: grown in a process of its own, one at a time, and anew only with a tenth more trials."""

@@ -120,6 +120,8 @@ class Folded:
                 self.spans.append(span)
                 self._open[event.trial] = span
         elif isinstance(event, Ended):
+            if new and event.energy is not None:  # what was drawn outside of the epochs
+                self._energy_j += event.energy.joules
             found = self._open.pop(event.trial, None) if new else None
             if found is not None:
                 found.end_s = max(found.start_s, event.time_s)

@@ -136,6 +136,8 @@ def objective_at(folded: Folded, place: int) -> Objective:
         InvalidInput: There is none at that place.
     """
     objectives = folded.goal.objectives
+    if isinstance(place, bool) or not isinstance(place, int):
+        raise InvalidInput(f"objective takes a place in the goal, counted from 0, got {place!r}.")
     if not 0 <= place < len(objectives):
         raise InvalidInput(f"The study has {len(objectives)} objectives, counted from 0; got {place}.")
     return objectives[place]

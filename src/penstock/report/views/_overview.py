@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core import Counts, Measurement, Source, TrialStatus, total
-from penstock.core.errors import InvalidInput
-from penstock.energy import Grid, co2, grid, money
+from penstock.energy import co2, money
 from penstock.goal import metrics_of, ranked
+from penstock.report._read import grid_of
 from penstock.report.views._fold import Folded, clean
 from penstock.report.views._words import energy as energy_text
 
@@ -98,7 +98,7 @@ def eta(folded: Folded) -> dict[str, Any] | None:
         "epochs": state.epochs,
         "trials": state.counts.ended,
         "energy_wh": wh,
-        "co2_g": 0.0 if energy is None else co2(energy, _grid(folded)).value,
+        "co2_g": 0.0 if energy is None else co2(energy, grid_of(folded.spec)).value,
         "cost": 0.0 if energy is None or price is None else money(energy, price).value,
     }
     found = []
@@ -166,16 +166,9 @@ def _watts(folded: Folded) -> Measurement | None:
     return total(draws)
 
 
-def _grid(folded: Folded) -> Grid:
-    try:
-        return grid(folded.spec.get("region"))
-    except InvalidInput:  # a region this version does not know
-        return grid()
-
-
 def _footprint(folded: Folded) -> dict[str, Any]:
     energy, price = folded.state.energy, folded.spec.get("price_per_kwh")
-    source = _grid(folded)
+    source = grid_of(folded.spec)
     return {
         "co2": None if energy is None else figure_of(co2(energy, source)),
         "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},

@@ -17,9 +17,10 @@ PREFIX = "recurring/"
 def recurring(name: str, value: Mapping[str, Any], *, eta: float | None = None) -> dict[str, Any]:
     """A job's history from what its store keeps under ``recurring/NAME``, archived records included.
 
-    Costs are Zeus's Eq. 2 with ``eta``, by default the job's own (0.5 where the store does not tell), and MAXPOWER
-    from the largest power limit that was profiled, or else the first run's draw. The belief in a batch size's mean
-    cost is the posterior of the runs that reached the target (Zeus Alg. 2, flat prior).
+    Costs are Zeus's Eq. 2 with ``eta``, by default the job's own (0.5 where the store does not tell), and the MAXPOWER
+    that the job decides by. What is shown of a batch size's cost is the sample mean of the runs that reached the target
+    and its standard error (the posterior of Zeus Alg. 2 with a flat prior), whatever the policy believes; one run alone
+    has a mean but no error.
     """
     eta = float(value.get("eta", 0.5)) if eta is None else eta
     decisions: dict[int, Mapping[str, Any]] = {}
@@ -34,7 +35,7 @@ def recurring(name: str, value: Mapping[str, Any], *, eta: float | None = None) 
             results.setdefault(int(record["r"]["n"]), record["r"])
         elif "x" in record:
             given_up.add(int(record["x"]))
-    max_power_w = max(limits, default=0.0) or value.get("max_power_w") or 1.0
+    max_power_w = float(value.get("max_power_w") or max(limits, default=0.0) or 1.0)
     rows = []
     for number, decision in sorted(decisions.items()):
         result = results.get(number)
@@ -94,32 +95,36 @@ def recurring_figures(data: dict[str, Any]) -> list[Figure]:
     arms = [arm for arm in data["arms"] if arm["mean"] is not None]
     beliefs = figure(
         [
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "mean cost",
-                "x": [str(arm["batch_size"]) for arm in arms],
-                "y": [arm["mean"] for arm in arms],
-                "error_y": {
-                    "type": "data",
-                    "array": [1.96 * (arm["std"] or 0.0) for arm in arms],
-                    "color": GREY,
-                },
-                "text": [
-                    f"batch size {arm['batch_size']}: {arm['mean']:.4g} J, {arm['reached']} of {arm['runs']} "
-                    "runs reached the target"
-                    for arm in arms
-                ],
-                "hovertemplate": "%{text}<extra></extra>",
-                "marker": {"size": 10, "color": BLUE},
-            }
-        ]
-        if arms
-        else [],
+            _means(name, arms, single, colour)
+            for name, single, colour in (
+                ("mean of runs that reached the target, 95%", False, BLUE),
+                ("one run that reached the target", True, GREY),
+            )
+            if any((arm["std"] is None) is single for arm in arms)
+        ],
         axis("batch size", type="category"),
-        axis("mean cost with 95% belief, J", rangemode="tozero"),
+        axis("mean cost of runs that reached the target, J", rangemode="tozero"),
     )
     return [costs, beliefs]
+
+
+def _means(name: str, arms: list[dict[str, Any]], single: bool, colour: str) -> dict[str, Any]:
+    """The arms with one run (``single``), or those with more; all are named, to keep them in order."""
+    own = [(arm["std"] is None) is single for arm in arms]
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [str(arm["batch_size"]) for arm in arms],
+        "y": [arm["mean"] if mine else None for arm, mine in zip(arms, own, strict=True)],
+        "text": [_believed(arm) for arm in arms],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"size": 10, "color": colour},
+    }
+    if not single:  # a bar of no length would claim that one run tells all
+        bars = [1.96 * (arm["std"] or 0.0) for arm in arms]
+        trace["error_y"] = {"type": "data", "array": bars, "color": GREY}
+    return trace
 
 
 def _state(number: int, result: Mapping[str, Any] | None, given_up: set[int]) -> str:
@@ -136,17 +141,24 @@ def _arms(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [row for row in rows if row["batch_size"] == size]
         good = [row["cost"] for row in own if row["state"] == "reached"]
         belief = posterior(good)
-        known = not math.isinf(belief.variance)
         arms.append(
             {
                 "batch_size": size,
                 "runs": sum(row["cost"] is not None for row in own),
                 "reached": len(good),
-                "mean": belief.mean if known else None,
-                "std": math.sqrt(belief.variance) if known else None,
+                "mean": belief.mean if good else None,
+                "std": math.sqrt(belief.variance) if len(good) > 1 else None,
             }
         )
     return arms
+
+
+def _believed(arm: dict[str, Any]) -> str:
+    error = "one run, no error known" if arm["std"] is None else f"+- {1.96 * arm['std']:.2g} J (95%)"
+    return (
+        f"batch size {arm['batch_size']}: {arm['mean']:.4g} J, {error}; {arm['reached']} of {arm['runs']} "
+        "runs reached the target"
+    )
 
 
 def _told(run: dict[str, Any]) -> str:

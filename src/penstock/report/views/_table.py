@@ -25,7 +25,7 @@ def table(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     options = options or Options()
     rows = all_rows(folded)
     columns = column_names(folded, rows)
-    test = reader(options.filter, columns)
+    test = reader(options.filter, columns, rows)
     kept = [row for row in rows if test(row)]
     if options.sort:
         if options.sort not in columns:
@@ -88,11 +88,11 @@ def sort_rows(rows: list[dict[str, Any]], column: str, *, descending: bool) -> l
     return known + missing
 
 
-def reader(text: str, columns: list[str]) -> Callable[[Mapping[str, Any]], bool]:
+def reader(text: str, columns: list[str], rows: list[dict[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
     """The test that a filter stands for.
 
     Raises:
-        InvalidInput: A term names a column there isn't.
+        InvalidInput: A term names a column there isn't, or asks whether a number is less than a word.
     """
     tests: list[Callable[[Mapping[str, Any]], bool]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -103,6 +103,8 @@ def reader(text: str, columns: list[str]) -> Callable[[Mapping[str, Any]], bool]
         name, sign, wanted = match.groups()
         if name not in columns:
             raise InvalidInput(f"There is no column {name!r} to filter by; there are {', '.join(columns)}.")
+        if sign[0] in "<>" and _number(wanted) is None and _is_numeric(name, rows):
+            raise InvalidInput(f"{name!r} has numbers, and {wanted!r} is none: write {name} {sign} 0.01.")
         tests.append(_compared(name, sign, wanted))
     return lambda row: all(test(row) for test in tests)
 
@@ -111,11 +113,21 @@ def _anywhere(word: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda row: any(word in str(value).lower() for value in row.values())
 
 
-def _compared(name: str, sign: str, wanted: str) -> Callable[[Mapping[str, Any]], bool]:
+def _number(text: str) -> float | None:
     try:
-        bound: float | None = float(wanted)
+        return float(text)
     except ValueError:
-        bound = None
+        return None
+
+
+def _is_numeric(name: str, rows: list[dict[str, Any]]) -> bool:
+    """Whether a column has numbers and nothing else."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return bool(values) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _compared(name: str, sign: str, wanted: str) -> Callable[[Mapping[str, Any]], bool]:
+    bound = _number(wanted)
 
     def test(row: Mapping[str, Any]) -> bool:
         value = row.get(name)

@@ -67,7 +67,7 @@ function amount(figure) { // "12.3 Wh" and "+- 17% (estimated)" of "12.3 Wh +- 1
 // --- where we are ---
 
 const state = { study: null, view: "overview", trial: null, job: null, objective: 0, x: "time", metric: "", sort: "", descending: false, filter: "", offset: 0, kinds: "", logtrial: "", logoffset: 0 };
-let studies = [], jobs = [], told = {}, hovered = "", lastProblem = "";
+let studies = [], jobs = [], jobsSeen = 0, told = {}, hovered = "", lastProblem = "";
 
 function readHash() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -120,15 +120,15 @@ function watch() {
   if (watching === state.study && source) return;
   if (source) source.close();
   watching = state.study;
-  if (state.study === null) return;
-  source = new EventSource(`/api/study/${state.study}/stream`);
+  // Before there is a study, the store is listened to: the first one may begin any time.
+  source = new EventSource(state.study === null ? "/api/stream" : `/api/study/${state.study}/stream`);
   source.addEventListener("change", (event) => {
     const change = JSON.parse(event.data);
-    const more = change.studies !== studies.length;
+    const more = change.studies !== studies.length || change.jobs !== jobsSeen;
     const whole = change.read >= change.events && !(told.read >= told.events);
     told = change;
     showProgress();
-    if (more) loadStudies().catch(showError);
+    if (more) loadStudies().then(() => { if (state.study !== watching) return onHash(); soon(); }).catch(showError);
     if (whole) { took = 0; drawn = 0; }
     soon();
   });
@@ -220,7 +220,15 @@ function fresh(main, first, build) { // the view's lasting parts are built once,
 function purge(node) { if (window.Plotly) for (const chart of node.querySelectorAll(".chart")) window.Plotly.purge(chart); }
 
 function nothing(text) { return el("div", { class: "nothing" }, text); }
-function showNothing() { purge($("main")); $("main").replaceChildren(nothing("There is no study in this store yet.")); }
+
+function showNothing() {
+  purge($("main"));
+  shown = "";
+  const box = nothing("There is no study in this store yet: this page shows the first one as soon as it begins.");
+  if (jobs.length) box.append(el("p", {}, `It keeps ${jobs.length === 1 ? "a recurring job" : `${fmt(jobs.length)} recurring jobs`}: see the tab `, el("a", { href: hashFor({ view: "recurring" }) }, "Recurring"), "."));
+  $("main").replaceChildren(box);
+  document.documentElement.dataset.drawn = hashFor({});
+}
 
 // --- figures ---
 
@@ -562,8 +570,8 @@ async function drawRecurring(main, first) {
   if (!toolbox.contains(document.activeElement)) toolbox.replaceChildren(chooser("job", jobs.map((job) => [job, job]), state.job, (value) => { state.job = value; }));
   const boxes = main.querySelectorAll(".plot");
   await drawPlot(boxes[0], data.figures[0], `${data.policy ? `Policy ${data.policy}. ` : ""}Cost of each run: ${fmt(data.eta)} x energy + ${fmt(1 - data.eta)} x ${fmt(data.max_power_w)} W x time (eta ${fmt(data.eta)}).`, `job/${state.job}/0`);
-  await drawPlot(boxes[1], data.figures[1], "What is believed of each batch size's mean cost, from the runs that reached the target.", `job/${state.job}/1`);
-  renew($("below"), [data.arms.length ? el("h2", {}, "what is believed of each batch size") : el("span"), data.arms.length ? grid(["batch size", "runs", "reached the target", "mean cost, J", "95% belief, +- J"], data.arms.map((a) => [a.batch_size, a.runs, a.reached, a.mean, a.std === null ? null : 1.96 * a.std])) : el("span"), el("h2", {}, `${fmt(data.runs.length)} runs${data.runs.length > 200 ? ", the latest 200" : ""}`), grid(["run", "batch size", "limit, W", "", "epochs", "time", "energy", "cost, J", "outcome"], data.runs.slice(-200).reverse().map((r) => [r.number, r.batch_size, r.limit_w, r.explore ? "exploring" : "", r.epochs, r.time_s === null ? "" : seconds(r.time_s), joules(r.energy_j), r.cost, r.error ? `${r.state}: ${cut(r.error, 120)}` : r.state]))]);
+  await drawPlot(boxes[1], data.figures[1], "Mean cost of each batch size's runs that reached the target, with its 95% interval.", `job/${state.job}/1`);
+  renew($("below"), [data.arms.length ? el("h2", {}, "mean cost of runs that reached the target") : el("span"), data.arms.length ? grid(["batch size", "runs", "reached the target", "mean cost, J", "95% belief, +- J"], data.arms.map((a) => [a.batch_size, a.runs, a.reached, a.mean, a.std === null ? null : 1.96 * a.std])) : el("span"), el("h2", {}, `${fmt(data.runs.length)} runs${data.runs.length > 200 ? ", the latest 200" : ""}`), grid(["run", "batch size", "limit, W", "", "epochs", "time", "energy", "cost, J", "outcome"], data.runs.slice(-200).reverse().map((r) => [r.number, r.batch_size, r.limit_w, r.explore ? "exploring" : "", r.epochs, r.time_s === null ? "" : seconds(r.time_s), joules(r.energy_j), r.cost, r.error ? `${r.state}: ${cut(r.error, 120)}` : r.state]))]);
 }
 
 const VIEWS = [
@@ -609,6 +617,7 @@ async function loadStudies() {
   const data = await get("/api/studies");
   studies = data.studies;
   jobs = data.jobs;
+  jobsSeen = data.jobs_version;
   if (state.study === null || !studies.some((each) => each.id === state.study)) state.study = studies.length ? studies[0].id : null;
   $("study").replaceChildren(...studies.map((each) => el("option", { value: each.id, selected: each.id === state.study }, `${each.name} (${fmt(each.events)} events)`)));
   if (!studies.length) $("study").replaceChildren(el("option", {}, "none"));
