@@ -11,10 +11,9 @@ import threading
 from pathlib import Path
 from typing import Any, final
 
-import penstock
 from penstock.core.errors import PenstockError
 
-_ROOT = str(Path(penstock.__file__).resolve().parents[1])
+_ROOT = str(Path(__file__).resolve().parents[3])
 IDLE_S = 300.0
 """A process without work for so long ends: it holds the memory of two libraries."""
 
