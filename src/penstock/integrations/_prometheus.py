@@ -78,7 +78,9 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
     busy = CounterMetricFamily(
         "penstock_train_seconds", "Time that epochs took on their devices.", labels=["study"]
     )
-    joules = CounterMetricFamily("penstock_energy_joules", "Energy of all trials, as far as metered.", labels=["study"])
+    joules = CounterMetricFamily(
+        "penstock_energy_joules", "Energy of all trials, as far as metered.", labels=["study"]
+    )
     source = GaugeMetricFamily(
         "penstock_energy_source", "1 for the weakest source of the energy.", labels=["study", "source"]
     )
