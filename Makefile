@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Without compiling what is never imported: what is, Python compiles at its first import.
+# Nothing is compiled that is never imported; what is, Python compiles at its first import, and keeps.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: quickstart test lint unit format docs clean help

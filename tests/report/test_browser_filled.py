@@ -98,6 +98,7 @@ def show(page, place: str) -> None:
     """Go to an address of the page and wait until it is drawn."""
     page.js("location.hash = arguments[0]", place)
     wait(lambda: page.js("return document.documentElement.dataset.drawn") == place, f"{place} to be drawn")
+    wait(page.traces, f"the figure of {place}")  # the study may be newer than what the server has read of it
 
 
 def number(text: str) -> float:
@@ -172,7 +173,7 @@ def test_power_limits_and_limits_are_those_of_the_store(page):
     names = "return [...document.querySelectorAll('#study option')].map(o => o.innerText)"
     wait(lambda: any(name.startswith("limited") for name in page.js(names)), "the new study in the list")
     show(page, f"#study={study}&view=power")
-    energy, time = page.traces()
+    energy, time = wait(lambda: len(page.traces()) == 2 and page.traces(), "both curves")
     assert energy["x"] == [limit for limit, _, _ in PROFILE]
     # Joules of an epoch are watts by throughput, its seconds one by throughput; both relative to 200 W.
     assert energy["y"] == pytest.approx([(w / rate) / (190.0 / 9.0) for _, w, rate in PROFILE])
