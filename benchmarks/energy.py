@@ -17,6 +17,7 @@ import argparse
 import csv
 import ctypes
 import importlib.util
+import math
 import os
 import resource
 import statistics
@@ -234,7 +235,7 @@ def window() -> dict[str, Any]:
     return found
 
 
-def study(trials: int = 1000, pairs: int = 31) -> dict[str, Any]:
+def study(trials: int = 1000, pairs: int = 201) -> dict[str, Any]:
     """Metering a study of trivial trials, in CPU time: of the hook alone, of a worker, of the whole study."""
     import penstock as pk
     from penstock.energy import make_meter
@@ -315,11 +316,22 @@ def study(trials: int = 1000, pairs: int = 31) -> dict[str, Any]:
     for index, what in enumerate(("wall", "CPU")):
         without = statistics.median(a[index] for a, _ in rounds)
         with_ = statistics.median(b[index] for _, b in rounds)
-        low, paired, high = statistics.quantiles((b[index] / a[index] - 1 for a, b in rounds), n=4)
-        found[what] = {"without_s": without, "with_s": with_, "added": paired, "quartiles": [low, high]}
+        ratios = sorted(b[index] / a[index] - 1 for a, b in rounds)
+        low, paired, high = statistics.quantiles(ratios, n=4)
+        # The median's own 95% interval, by order statistics: the sign test's, free of any distribution.
+        rank = max(0, int(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))))
+        interval = [ratios[rank], ratios[-1 - rank]]
+        found[what] = {
+            "without_s": without,
+            "with_s": with_,
+            "added": paired,
+            "median_95": interval,
+            "quartiles": [low, high],
+        }
         print(
             f"study: {trials} trivial trials, {what} time: {without:.3f} s without metering, {with_:.3f} s with it;"
-            f" {paired:+.1%} in the median of {len(rounds)} pairs (quartiles {low:+.1%} to {high:+.1%})"
+            f" {paired:+.1%} in the median of {len(rounds)} pairs (95%: {interval[0]:+.1%} to {interval[1]:+.1%},"
+            f" quartiles {low:+.1%} to {high:+.1%})"
         )
     wall_s = statistics.median(a[0] for a, _ in rounds)
     cores = len(os.sched_getaffinity(0))

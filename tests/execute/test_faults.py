@@ -88,7 +88,7 @@ def test_killed_workers_lose_nothing(make: Callable[..., Drive], tmp_path: Path,
         if kills < 6 and drive.state.epochs > 12 * kills and workers:
             victim = dice.choice(workers)
             if victim.ready:
-                os.kill(victim.process.pid, signal.SIGKILL)
+                os.kill(victim.child.process.pid, signal.SIGKILL)
                 kills += 1
     drive.state.validate()
     assert kills == 6

@@ -11,7 +11,6 @@ import os
 import pickle
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,25 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, final
 
+from penstock.execute._child import Child, start_child, thread_environment
 from penstock.execute._machine import visible_gpus
 from penstock.train import _guardian
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
-from penstock.train._worker import Settings, clean
+from penstock.train._worker import Settings
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-_BOOT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from penstock.train._process import main
-main(sys.argv[2:])
-"""
 # Ray kills the children of an actor that it ends, but not theirs: what a training has started. So the guardian that
 # does must not be the actor's child; the pipe and the pidfd tell it of the actor's end.
 _GUARD = """
@@ -119,21 +105,6 @@ class Opened:
     folder: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class _Child:
-    turn: int
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    queue: socket.socket
-    queue_theirs: socket.socket
-    lifeline: int
-    pidfd: int | None
-    log: Path
-    log_from: int
-    inbox: bytearray
-    silent: bool = False  # at the end of its stream
-
-
 @final
 class Slot:
     """One worker process, or a crew of them that trains a trial together on several devices.
@@ -148,7 +119,8 @@ class Slot:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._crew: tuple[_Child, ...] = ()  # the lead first
+        self._crew: tuple[Child, ...] = ()  # the lead first
+        self._turn = 0  # of the crew
         self._guard: subprocess.Popen[bytes] | None = None
         self._scratch: Path | None = None
         self._files = Path()
@@ -190,66 +162,27 @@ class Slot:
             "settings": replace(order.settings, files=self._files),
         }
         packed = pickle.dumps(head, protocol=5)
+        self._turn = order.turn
         self._crew = tuple(self._spawn(order, rank, packed, work) for rank in range(order.members))
         folder = str(self._own_folder()) if order.members > 1 else ""
         return Opened(boot_id(), shared, os.getpid(), time.monotonic(), folder)
 
-    def _spawn(self, order: Order, rank: int, head: bytes, work: bytes) -> _Child:
+    def _spawn(self, order: Order, rank: int, head: bytes, work: bytes) -> Child:
         log = self._files / "logs" / f"{order.name}{f'-{rank}' if rank else ''}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(order.threads))
+        environment = thread_environment(order.threads)
         if not order.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         elif order.members > 1:
             environment["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"].split(",")[rank]
-        control, control_theirs = socket.socketpair()
-        kind = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
-        queue, queue_theirs = socket.socketpair(socket.AF_UNIX, kind)
-        queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_BYTES)
-        lifeline_theirs, lifeline = os.pipe()
-        try:
-            with _memory_file() as blob, _memory_file() as board, log.open("ab") as out:
-                blob.write(FRAME.pack(len(head)) + head)
-                blob.write(work)
-                blob.flush()
-                board.truncate(TICKET.size)
-                fds = (
-                    control_theirs.fileno(),
-                    queue_theirs.fileno(),
-                    lifeline_theirs,
-                    blob.fileno(),
-                    board.fileno(),
-                )
-                log_from = out.tell()
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-c",
-                        _BOOT,
-                        str(Path(__file__).parents[2]),
-                        *map(str, fds),
-                        "0",
-                        str(os.getpid()),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    pass_fds=fds,
-                    start_new_session=True,
-                    env=environment,
-                )
-        finally:
-            control_theirs.close()
-            os.close(lifeline_theirs)
-        control.setblocking(False)
-        pidfd = None
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(process.pid)
-        self._tell_guard(b"+%d\n" % process.pid)
-        return _Child(
-            order.turn, process, control, queue, queue_theirs, lifeline, pidfd, log, log_from, bytearray()
-        )
+        with _memory_file() as blob, _memory_file() as board:
+            blob.write(FRAME.pack(len(head)) + head)
+            blob.write(work)
+            blob.flush()
+            board.truncate(TICKET.size)
+            child = start_child(environment, log, (blob.fileno(), board.fileno()), 0)
+        self._tell_guard(b"+%d\n" % child.process.pid)
+        return child
 
     def _own_folder(self) -> Path:
         """A folder of the node's, for what the driver's can't hold."""
@@ -277,11 +210,7 @@ class Slot:
             child.process.kill()
             codes.append(child.process.wait())
             self._tell_guard(b"-%d\n" % child.process.pid)
-            for sock in (child.control, child.queue, child.queue_theirs):
-                sock.close()
-            os.close(child.lifeline)
-            if child.pidfd is not None:
-                os.close(child.pidfd)
+            child.close()
         return codes
 
     def close(self) -> None:
@@ -358,7 +287,7 @@ class Slot:
         found: list[tuple[Any, ...]] = []
         while True:
             crew = self._crew
-            if not crew or crew[0].turn != turn:
+            if not crew or self._turn != turn:
                 return found
             dead = self._listen(crew, max(0.0, deadline_s - time.monotonic()), found)
             if found and dead is None:
@@ -366,11 +295,11 @@ class Slot:
                 dead = self._listen(crew, 0.0, found)
             if dead is not None:
                 codes = self._bury()
-                found.append(("d", codes[crew.index(dead)] if codes else None, _tail(dead)))
+                found.append(("d", codes[crew.index(dead)] if codes else None, dead.tail()))
             if found or time.monotonic() >= deadline_s:
                 return found
 
-    def _listen(self, crew: tuple[_Child, ...], wait_s: float, found: list[tuple[Any, ...]]) -> _Child | None:
+    def _listen(self, crew: tuple[Child, ...], wait_s: float, found: list[tuple[Any, ...]]) -> Child | None:
         """Wait for something and add it to ``found``; the worker process that is dead, or None."""
         poll = select.poll()
         poll.register(self._wake_r, select.POLLIN)
@@ -386,11 +315,11 @@ class Slot:
             os.read(self._wake_r, 4096)
         if self._crew is not crew:
             return None
-        dead = next((child for child in crew if child.pidfd in ready or _is_over(child)), None)
+        dead = next((child for child in crew if child.pidfd in ready or child.is_over()), None)
         troubles, self._troubles = self._troubles, []
         found += troubles
         for rank, child in enumerate(crew):
-            for data in _frames(child):
+            for data in child.frames():
                 if len(crew) > 1:
                     dead = self._of_crew(crew, rank, data, found) or dead
                 elif self._shared:
@@ -400,8 +329,8 @@ class Slot:
         return dead
 
     def _of_crew(
-        self, crew: tuple[_Child, ...], rank: int, data: bytes, found: list[tuple[Any, ...]]
-    ) -> _Child | None:
+        self, crew: tuple[Child, ...], rank: int, data: bytes, found: list[tuple[Any, ...]]
+    ) -> Child | None:
         """Pass the lead's messages on, unless it failed because another member died: then that one, to be told."""
         messages = pickle.loads(data)
         if rank:
@@ -412,7 +341,7 @@ class Slot:
         if any(message[0] == "e" and message[4] == "failed" for message in messages):
             deadline_s = time.monotonic() + _FAREWELL_S
             while time.monotonic() < deadline_s:
-                dead = next((child for child in crew[1:] if _is_over(child)), None)
+                dead = next((child for child in crew[1:] if child.is_over()), None)
                 if dead is not None:
                     data = pickle.dumps([m for m in messages if m[0] != "e"], protocol=5)
                     found += [("m", data)] if self._shared else self._with_files(data)
@@ -488,18 +417,6 @@ def write_file(folder: Path, name: str, data: bytes) -> None:
         raise
 
 
-def how(code: int | None) -> str:
-    """How a process ended, from its exit code."""
-    if code is None:
-        return "it can't be reached"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
-
-
 def _sees(files: Path | None, token: str) -> bool:
     try:
         return files is not None and (files / TOKEN).read_text() == token
@@ -519,49 +436,3 @@ def _memory_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("penstock"), "w+b")
     return tempfile.TemporaryFile()
-
-
-def _frames(child: _Child) -> list[bytes]:
-    """All whole messages there are."""
-    while True:
-        try:
-            data = child.control.recv(1 << 18)
-        except (BlockingIOError, InterruptedError):
-            break
-        except OSError:
-            break
-        if not data:
-            child.silent = True
-            break
-        child.inbox += data
-    frames = []
-    position = 0
-    while len(child.inbox) - position >= FRAME.size:
-        (length,) = FRAME.unpack_from(child.inbox, position)
-        end = position + FRAME.size + length
-        if len(child.inbox) < end:
-            break
-        frames.append(bytes(child.inbox[position + FRAME.size : end]))
-        position = end
-    del child.inbox[:position]
-    return frames
-
-
-def _is_over(child: _Child) -> bool:
-    """Whether its process has ended; it is left to be reaped, so that its number stays its own."""
-    try:
-        return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except OSError:
-        return True
-
-
-def _tail(child: _Child) -> str:
-    """The last lines the worker wrote."""
-    try:
-        with child.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 4096, min(child.log_from, size)))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return clean("\n".join(lines[-20:]))

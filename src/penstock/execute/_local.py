@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import IO, Any, final
 
 from penstock.core import (
@@ -27,28 +26,33 @@ from penstock.core import (
     Ended,
     Event,
     Free,
-    Noted,
-    Placement,
     Reported,
     Resized,
-    Saved,
     Share,
     Started,
     TrialStatus,
     WallClock,
-    total,
 )
 from penstock.core.check import number, whole
 from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
-from penstock.core.measurement import Measurement, measurement
+from penstock.core.measurement import Measurement
 from penstock.execute._base import Executor, Job, Launch
+from penstock.execute._child import Child, how, start_child, thread_environment
 from penstock.execute._machine import usable_cores, visible_gpus
 from penstock.execute._mps import Mps
 from penstock.execute._nursery import Forked, drop, nursery_for
 from penstock.execute._ship import check_config, pack
+from penstock.execute._wire import (
+    also_drew,
+    check_slots_per_trial,
+    fused_of,
+    settings_of,
+    specs_of,
+    spreads_over_workers,
+    to_event,
+)
 from penstock.train import _guardian
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
-from penstock.train._worker import Settings, clean
 
 _EPSILON = 1e-9
 _BOARD_SLOTS = 4096
@@ -58,20 +62,6 @@ _GATHER_S = 0.001
 _MAX_BACKLOG = 192
 _START_TRIES = 3
 _FAREWELL_S = 0.5  # in which the death that made a lead fail shows
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-_BOOT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from penstock.train._process import main
-main(sys.argv[2:])
-"""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,19 +91,11 @@ class _Worker:
     index: int
     gpus: tuple[str, ...]
     threads: int
-    process: subprocess.Popen[bytes] | Forked
-    control: socket.socket
-    queue: socket.socket
-    taken_back: socket.socket  # the worker's end of the queue, to take back what it hasn't begun
-    lifeline: int
-    pidfd: int | None
-    log: Path
-    log_from: int
+    child: Child
     ready: bool = False
     broken: tuple[str, str] | None = None
     tickets: dict[int, _Ticket] = field(default_factory=dict)
     overflow: deque[bytes] = field(default_factory=deque)
-    inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     shares: tuple[Share, ...] = ()
     exclusive: bool = False
@@ -159,14 +141,7 @@ class Local(Executor):
         if threads is not None:
             threads = whole("threads", threads, "Drop it for the usable cores divided by the slots.")
         gpus = _check_gpus(gpus)
-        if not slots_per_trial > 0:
-            raise InvalidInput(f"slots_per_trial must be positive, got {slots_per_trial}.")
-        if slots_per_trial > 1 and slots_per_trial != int(slots_per_trial):
-            raise InvalidInput(
-                f"slots_per_trial must be a whole number or a fraction below 1, got {slots_per_trial}."
-            )
-        if slots is not None and slots_per_trial > slots:
-            raise InvalidInput(f"slots_per_trial = {slots_per_trial} does not fit in {slots} slots.")
+        check_slots_per_trial(slots_per_trial, slots)
         if threads is not None and threads < 1:
             raise InvalidInput(f"threads must be at least 1, got {threads}.")
         if slots is not None and gpus:
@@ -272,13 +247,6 @@ class Local(Executor):
         if not sys.executable or not hasattr(socket, "socketpair") or not hasattr(os, "fork"):
             raise Unsupported("Local needs a Python interpreter on Linux or macOS.")
         self._machine()
-        settings = Settings(
-            job.files.absolute(),
-            tuple(job.metrics),
-            str(job.options.get("study", "")),
-            job.options.get("make_meter"),
-            job.options.get("choose_fusion"),
-        )
         work = pack(job.work)
         try:
             cwd = os.getcwd()
@@ -289,7 +257,7 @@ class Local(Executor):
             "argv": sys.argv,
             "cwd": cwd,
             "offset_s": self._clock.now_s() - time.monotonic(),
-            "settings": settings,
+            "settings": settings_of(job),
         }
         head = pickle.dumps(facts, protocol=5)
         (job.files / "logs").mkdir(parents=True, exist_ok=True)
@@ -323,10 +291,10 @@ class Local(Executor):
         self._job = None
         workers = list(self._workers.values())
         if workers:
-            _guardian.kill_sessions({worker.process.pid for worker in workers})
+            _guardian.kill_sessions({worker.child.process.pid for worker in workers})
         for worker in workers:
-            worker.process.kill()
-            worker.process.wait()
+            worker.child.process.kill()
+            worker.child.process.wait()
             self._dismantle(worker)
         self._mps.stop()
         if self._selector is not None:
@@ -407,7 +375,7 @@ class Local(Executor):
                 )
         if not placement.shares or not placement.segments:
             raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
-        if not _spread(placement):
+        if not spreads_over_workers(placement, len(placement.shares)):
             return self._made(launch, placement.shares, launch.facts)
         size, path = len(placement.shares), self._meeting()
         crew = [
@@ -436,24 +404,7 @@ class Local(Executor):
         if fraction < 1.0 - _EPSILON:  # its weight among those that share its devices
             facts = {**facts, "fraction": fraction}
         names = tuple(f"cuda:{index}" for index in range(len(gpus))) or ("cpu",)
-        specs = []
-        for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
-            trial, copied = segment.trial, segment.copy_from
-            specs.append(
-                (
-                    trial.id,
-                    dict(trial.config),
-                    trial.seed,
-                    segment.start,
-                    segment.until,
-                    segment.last,
-                    None if copied is None else (copied.trial, copied.epoch),
-                    path,
-                    known,
-                    placement.attempt,
-                    dict(segment.options),
-                )
-            )
+        specs = specs_of(launch)
         self._number += 1
         try:
             message = pickle.dumps((self._number, specs, names, threads, dict(facts)), protocol=5)
@@ -533,7 +484,7 @@ class Local(Executor):
             worker.overflow.append(ticket.message)
             return
         try:
-            worker.queue.send(ticket.message)
+            worker.child.queue.send(ticket.message)
         except BlockingIOError:
             worker.overflow.append(ticket.message)
         except OSError:
@@ -546,59 +497,27 @@ class Local(Executor):
             raise ExecutorError("The executor is not open.")
         self._retire()
         index = next(number for number in range(_BOARD_SLOTS) if number not in self._workers)
-        control, control_theirs = socket.socketpair()
-        kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
-        if sys.platform == "darwin":
-            kind = socket.SOCK_DGRAM
-        queue, queue_theirs = socket.socketpair(socket.AF_UNIX, kind)
-        queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_BYTES)
-        lifeline_theirs, lifeline = os.pipe()
         log = self._job.files / "logs" / f"worker-{index}.log"
-        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+        environment = thread_environment(threads)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             environment |= self._mps.environment()
         elif self._wanted_gpus == 0:
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        fds = (
-            control_theirs.fileno(),
-            queue_theirs.fileno(),
-            lifeline_theirs,
-            self._blob.fileno(),
-            self._board_file.fileno(),
-        )
-        root = str(Path(__file__).parents[2])
+        files = (self._blob.fileno(), self._board_file.fileno())
         try:
-            with log.open("ab") as out:
-                log_from = out.tell()
-                process = _forked(environment, out.fileno(), fds, index) or subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, root, *map(str, (*fds, index, os.getpid()))],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    pass_fds=fds,
-                    start_new_session=True,  # the terminal's Ctrl-C is for the driver, which drains
-                    env=environment,
-                )
+            child = start_child(
+                environment, log, files, index, fork=functools.partial(_forked, environment, index)
+            )
         except OSError as error:
             raise ExecutorError(f"A worker process can't be started: {error}.") from error
-        finally:
-            control_theirs.close()
-            os.close(lifeline_theirs)
-        control.setblocking(False)
-        queue.setblocking(False)
-        pidfd = None
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(process.pid)
-        worker = _Worker(
-            index, gpus, threads, process, control, queue, queue_theirs, lifeline, pidfd, log, log_from
-        )
+        child.queue.setblocking(False)
+        worker = _Worker(index, gpus, threads, child)
         self._workers[index] = worker
-        self._selector.register(control, selectors.EVENT_READ, worker)
-        if pidfd is not None:
-            self._selector.register(pidfd, selectors.EVENT_READ, worker)
-        self._tell_guard(b"+%d\n" % process.pid)
+        self._selector.register(child.control, selectors.EVENT_READ, worker)
+        if child.pidfd is not None:
+            self._selector.register(child.pidfd, selectors.EVENT_READ, worker)
+        self._tell_guard(b"+%d\n" % child.process.pid)
         return worker
 
     def _tell_guard(self, line: bytes) -> None:
@@ -616,23 +535,21 @@ class Local(Executor):
 
     def _dismantle(self, worker: _Worker) -> None:
         if self._selector is not None:
-            for item in (worker.control, worker.pidfd):
+            for item in (worker.child.control, worker.child.pidfd):
                 if item is not None:
                     with contextlib.suppress(KeyError, ValueError):
                         self._selector.unregister(item)
-        for sock in (worker.control, worker.queue, worker.taken_back):
-            sock.close()
-        os.close(worker.lifeline)
-        if worker.pidfd is not None:
-            os.close(worker.pidfd)
+        worker.child.close()
         self._workers.pop(worker.index, None)
 
     def _bury(self, worker: _Worker) -> None:
         """End a worker's whole session, then its process, then our ends of its pipes."""
-        _guardian.kill_sessions({worker.process.pid})  # before it is reaped: until then the number is its own
-        worker.process.kill()
-        worker.process.wait()
-        self._tell_guard(b"-%d\n" % worker.process.pid)
+        _guardian.kill_sessions(
+            {worker.child.process.pid}
+        )  # before it is reaped: until then the number is its own
+        worker.child.process.kill()
+        worker.child.process.wait()
+        self._tell_guard(b"-%d\n" % worker.child.process.pid)
         self._dismantle(worker)
 
     def _release(self, worker: _Worker) -> None:
@@ -650,7 +567,7 @@ class Local(Executor):
         buffer = bytearray(MESSAGE_BYTES)
         while most is None or len(found) < most:
             try:
-                length = worker.taken_back.recv_into(buffer, MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                length = worker.child.queue_theirs.recv_into(buffer, MESSAGE_BYTES, socket.MSG_DONTWAIT)
             except (BlockingIOError, OSError):
                 break
             message = bytes(buffer[:length])
@@ -782,7 +699,7 @@ class Local(Executor):
     def _send_out(self, worker: _Worker) -> None:
         try:
             while worker.outbox:
-                del worker.outbox[: worker.control.send(worker.outbox)]
+                del worker.outbox[: worker.child.control.send(worker.outbox)]
         except BlockingIOError:
             pass
         except OSError:
@@ -837,8 +754,8 @@ class Local(Executor):
         dead: list[_Worker] = []
         for key, _ in self._selector.select(wait_s):
             worker: _Worker = key.data
-            if key.fileobj is worker.control:
-                if not self._receive(worker) and worker.pidfd is None:
+            if key.fileobj is worker.child.control:
+                if not self._receive(worker) and worker.child.pidfd is None:
                     dead.append(worker)
             else:
                 dead.append(worker)
@@ -848,35 +765,13 @@ class Local(Executor):
 
     def _receive(self, worker: _Worker) -> bool:
         """Read all there is; False at the end of the stream."""
-        alive = True
-        inbox = worker.inbox
-        while True:
-            try:
-                data = worker.control.recv(1 << 18)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                data = b""
-            if not data:
-                alive = False
-                if self._selector is not None and worker.pidfd is not None:
-                    with contextlib.suppress(KeyError, ValueError):
-                        self._selector.unregister(worker.control)  # its pidfd tells when it is over
-                break
-            inbox += data
-            if len(data) < 1 << 18:
-                break
-        position = 0
-        while len(inbox) - position >= FRAME.size:
-            (length,) = FRAME.unpack_from(inbox, position)
-            end = position + FRAME.size + length
-            if len(inbox) < end:
-                break
-            self._take(worker, pickle.loads(memoryview(inbox)[position + FRAME.size : end]))
-            position = end
-        if position:
-            del inbox[:position]
-        return alive
+        child = worker.child
+        for frame in child.frames():
+            self._take(worker, pickle.loads(frame))
+        if child.silent and child.pidfd is not None and self._selector is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(child.control)  # its pidfd tells when it is over
+        return not child.silent
 
     def _take(self, worker: _Worker, messages: list[tuple[Any, ...]]) -> None:
         worker.heard_s = self._clock.now_s()
@@ -903,34 +798,22 @@ class Local(Executor):
                     else:
                         self._let_go(ticket)
                 continue
-            if kind == "r":
-                _, _, _, _, epoch, metrics, train_s, energy = message
-                drawn = None if energy is None else measurement(*energy)
-                ticket.epochs[trial] = max(ticket.epochs[trial], epoch)
-                events.append(Reported(time_s, trial, epoch, metrics, train_s, drawn))
-            elif kind == "s":
+            event = to_event(message, time_s)
+            if event is None:
                 placement = ticket.launch.placement
-                fused = () if len(placement.segments) == 1 else tuple(s.trial.id for s in placement.segments)
-                shares = placement.shares if ticket.crew else ticket.shares
                 if not ticket.seen or not placement.max_devices > 1:  # after a change it has started long ago
+                    shares = placement.shares if ticket.crew else ticket.shares
+                    fused = fused_of(placement)
                     events.append(Started(time_s, trial, message[4], shares, placement.attempt, fused))
                     ticket.began_s = time_s
                 ticket.seen = True
-            elif kind == "c":
-                events.append(Saved(time_s, trial, message[4], message[5]))
-            elif kind == "n":
-                events.append(Noted(time_s, message[4], message[5], trial))
-            else:
-                _, _, _, _, status, epoch, reason, error, kept, energy = message
-                drawn = None if energy is None else measurement(*energy)
-                if ticket.target and kept:
+            elif isinstance(event, Ended):
+                ended = event
+                if ticket.target and ended.kept:
                     ticket.halted = True
-                    ticket.drawn = total(part for part in (ticket.drawn, drawn) if part is not None)
+                    ticket.drawn = also_drew(ticket.drawn, ended).energy
                     self._regroup(ticket)
                     continue
-                ended = Ended(
-                    time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept, energy=drawn
-                )
                 if ended.status is TrialStatus.FAILED and self._abandoned(ticket):
                     ended = replace(ended, lost=True)
                 self._end(ticket, ended)
@@ -940,6 +823,10 @@ class Local(Executor):
                     del tickets[ticket.number]
                     self._learn(time_s - ticket.began_s)
                     self._free = None
+            else:
+                if isinstance(event, Reported):
+                    ticket.epochs[trial] = max(ticket.epochs[trial], event.epoch)
+                events.append(event)
         if worker.shares and not tickets:
             self._rest(worker)
 
@@ -950,10 +837,7 @@ class Local(Executor):
         self._estimate_s = taken_s if old is None else max(taken_s, 0.9 * old + 0.1 * taken_s)
 
     def _end(self, ticket: _Ticket, ended: Ended) -> None:
-        if ticket.drawn is not None:
-            drawn = ticket.drawn if ended.energy is None else ticket.drawn + ended.energy
-            ended = replace(ended, energy=drawn)
-        self._events.append(ended)
+        self._events.append(also_drew(ticket.drawn, ended))
         ticket.open.discard(ended.trial)
         if self._by_trial.get(ended.trial) is ticket:
             del self._by_trial[ended.trial]
@@ -970,7 +854,7 @@ class Local(Executor):
         workers = [member.worker for member in lead.crew if member.worker is not None]
         while workers:
             for worker in workers:
-                if _is_dead(worker.process):
+                if worker.child.is_over():
                     return True
             if time.monotonic() > deadline_s:
                 return False
@@ -989,7 +873,7 @@ class Local(Executor):
                 self._send_out(worker)
             while worker.overflow:
                 try:
-                    worker.queue.send(worker.overflow[0])
+                    worker.child.queue.send(worker.overflow[0])
                 except OSError:
                     break
                 worker.overflow.popleft()
@@ -1034,7 +918,7 @@ class Local(Executor):
             return
         timeout_s, now_s = self._job.timeout_s, self._clock.now_s()
         for worker in list(self._workers.values()):
-            if worker.pidfd is None and worker.process.poll() is not None:
+            if worker.child.pidfd is None and worker.child.process.poll() is not None:
                 self._died(worker)
             elif (
                 timeout_s is not None
@@ -1046,7 +930,7 @@ class Local(Executor):
             ):
                 worker.verdict = f"no report for {timeout_s:g} s (timeout_s)"
                 with contextlib.suppress(OSError):
-                    os.kill(worker.process.pid, signal.SIGKILL)
+                    os.kill(worker.child.process.pid, signal.SIGKILL)
 
     def _died(self, worker: _Worker) -> None:
         self._receive(worker)  # what it said before
@@ -1071,7 +955,7 @@ class Local(Executor):
             if ticket.number != current and not ticket.seen and not ticket.crew:
                 back.insert(0, ticket)  # taken, but not begun
                 continue
-            fate = worker.verdict or f"its worker died: {_how(worker.process.returncode)}"
+            fate = worker.verdict or f"its worker died: {how(worker.child.process.returncode)}"
             if not ticket.seen:
                 for trial in sorted(ticket.open):
                     self._events.append(
@@ -1084,7 +968,7 @@ class Local(Executor):
                     TrialStatus.FAILED,
                     ticket.epochs[trial],
                     fate,
-                    "" if worker.verdict else self._tail(worker),
+                    "" if worker.verdict else worker.child.tail(),
                     lost=not worker.verdict,
                 )
                 self._end(ticket, ended)
@@ -1102,7 +986,7 @@ class Local(Executor):
             self._regroup(lead)  # it had nothing left to do
         elif running and lead.worker is not None and lead.number in lead.worker.tickets:
             with contextlib.suppress(OSError):
-                os.kill(lead.worker.process.pid, signal.SIGKILL)
+                os.kill(lead.worker.child.process.pid, signal.SIGKILL)
 
     def _start_failed(self, worker: _Worker) -> None:
         self._failed_starts += 1
@@ -1111,22 +995,11 @@ class Local(Executor):
         if worker.broken is not None:
             why, detail = worker.broken
         else:
-            why, detail = _how(worker.process.returncode), self._tail(worker)
+            why, detail = how(worker.child.process.returncode), worker.child.tail()
         self._error = ExecutorError(
             f"Workers can't be started: {why}. The training function must be importable in a new process "
-            f"(log: {worker.log}).\n{detail}".rstrip()
+            f"(log: {worker.child.log}).\n{detail}".rstrip()
         )
-
-    def _tail(self, worker: _Worker) -> str:
-        """The last lines it wrote."""
-        try:
-            with worker.log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 4096, min(worker.log_from, size)))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return clean("\n".join(lines[-20:]))
 
 
 def _check_gpus(gpus: Any) -> int | tuple[int, ...] | None:
@@ -1151,12 +1024,7 @@ def _scratch_file() -> Iterator[IO[bytes]]:
         yield file
 
 
-def _spread(placement: Placement) -> bool:
-    """Whether it is trained by one worker on each of its devices."""
-    return placement.max_devices > 1 and len(placement.shares) > 1 and len(placement.segments) == 1
-
-
-def _forked(environment: Mapping[str, str], log: int, fds: Sequence[int], index: int) -> Forked | None:
+def _forked(environment: Mapping[str, str], index: int, log: int, fds: Sequence[int]) -> Forked | None:
     """A worker out of the nursery; None if it takes a new interpreter."""
     for _ in range(2):  # one that just ended, having waited long enough, is replaced
         nursery = nursery_for(environment)
@@ -1167,26 +1035,3 @@ def _forked(environment: Mapping[str, str], log: int, fds: Sequence[int], index:
         except OSError:
             drop(nursery)
     return None
-
-
-def _is_dead(process: subprocess.Popen[bytes] | Forked) -> bool:
-    """Whether a process is over; it is left to be reaped."""
-    if isinstance(process, Forked):
-        return process.is_over()
-    if process.returncode is not None:
-        return True
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "it can't be reached"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"

@@ -24,22 +24,27 @@ from penstock.core import (
     Event,
     Free,
     Measurement,
-    Noted,
     Reported,
     Resized,
-    Saved,
     Share,
     Started,
     TrialStatus,
     WallClock,
-    total,
 )
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
-from penstock.core.measurement import measurement
-from penstock.execute._actor import TOKEN, Opened, Order, Slot, boot_id, files_of, gpu_facts, how, write_file
+from penstock.execute._actor import TOKEN, Opened, Order, Slot, boot_id, files_of, gpu_facts, write_file
 from penstock.execute._base import Executor, Job, Launch
+from penstock.execute._child import how
 from penstock.execute._ship import check_config, pack
-from penstock.train._worker import Settings
+from penstock.execute._wire import (
+    also_drew,
+    check_slots_per_trial,
+    fused_of,
+    settings_of,
+    specs_of,
+    spreads_over_workers,
+    to_event,
+)
 
 _EPSILON = 1e-9
 _TICK_S = 1.0
@@ -180,12 +185,7 @@ class Ray(Executor):
             raise InvalidInput(f'address takes "auto", "host:port" or "ray://host:port", got {address!r}.')
         if slots is not None and slots < 1:
             raise InvalidInput(f"slots must be at least 1, got {slots}.")
-        if not slots_per_trial > 0 or (slots_per_trial > 1 and slots_per_trial != int(slots_per_trial)):
-            raise InvalidInput(
-                f"slots_per_trial must be a whole number or a fraction below 1, got {slots_per_trial}."
-            )
-        if slots is not None and slots_per_trial > slots:
-            raise InvalidInput(f"slots_per_trial = {slots_per_trial} does not fit in {slots} slots.")
+        check_slots_per_trial(slots_per_trial, slots)
         if cpus is not None and not cpus > 0:
             raise InvalidInput(f"cpus must be above 0, got {cpus}.")
         if kinds is not None and gpus is False:
@@ -278,13 +278,7 @@ class Ray(Executor):
                 cwd = str(files)
             self._order = Order(
                 name="",
-                settings=Settings(
-                    files,
-                    tuple(job.metrics),
-                    str(job.options.get("study", "")),
-                    job.options.get("make_meter"),
-                    job.options.get("choose_fusion"),
-                ),
+                settings=settings_of(job),
                 token=token,
                 shared=self._options["shared_files"],
                 path=tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path),
@@ -497,24 +491,7 @@ class Ray(Executor):
         placement = launch.placement
         if not placement.shares or not placement.segments:
             raise InvalidInput(f"A placement needs segments and shares, got {placement}.")
-        specs: list[tuple[Any, ...]] = []
-        for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
-            trial, copied = segment.trial, segment.copy_from
-            specs.append(
-                (
-                    trial.id,
-                    dict(trial.config),
-                    trial.seed,
-                    segment.start,
-                    segment.until,
-                    segment.last,
-                    None if copied is None else (copied.trial, copied.epoch),
-                    path,
-                    known,
-                    placement.attempt,
-                    dict(segment.options),
-                )
-            )
+        specs = specs_of(launch)
         try:
             pickle.dumps((specs, dict(launch.facts)), protocol=5)
         except Exception as error:
@@ -562,7 +539,8 @@ class Ray(Executor):
         home = lease.node
         led = [share for share in ticket.shares if self._home[share.device] is home]
         cores = sum(self._devices[share.device].cores * share.fraction for share in led)
-        members = len(led) if _spread(ticket) and len(lease.key) > 1 else 1
+        spread = spreads_over_workers(ticket.launch.placement, len(ticket.shares))
+        members = len(led) if spread and len(lease.key) > 1 else 1
         threads = max(1, int(cores / members + _EPSILON))
         part = led[0].fraction if len(lease.key) == 1 else 1.0
         gpus = len(led) if home.gpu else 0
@@ -965,43 +943,31 @@ class Ray(Executor):
             if ticket is None or ticket.number != message[1] or trial not in ticket.open:
                 continue
             time_s = ticket.last_s = max(ticket.last_s, message[3] + offset_s)
-            if kind == "r":
-                _, _, _, _, epoch, metrics, train_s, energy = message
-                drawn = None if energy is None else measurement(*energy)
-                ticket.epochs[trial] = max(ticket.epochs[trial], epoch)
-                self._events.append(Reported(time_s, trial, epoch, metrics, train_s, drawn))
-            elif kind == "s":
+            event = to_event(message, time_s)
+            if event is None:
                 if not ticket.again:
                     self._tell_start(ticket, trial, time_s, message[4])
-            elif kind == "c":
-                self._events.append(Saved(time_s, trial, message[4], message[5]))
-            elif kind == "n":
-                self._events.append(Noted(time_s, message[4], message[5], trial))
-            else:
-                _, _, _, _, status, epoch, reason, error, kept, energy = message
-                drawn = None if energy is None else measurement(*energy)
-                if ticket.target and kept:
-                    ticket.drawn = total(part for part in (ticket.drawn, drawn) if part is not None)
+            elif isinstance(event, Ended):
+                if ticket.target and event.kept:
+                    ticket.drawn = also_drew(ticket.drawn, event).energy
                     self._regroup(worker, ticket, time_s)
                     continue
-                ended = Ended(
-                    time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept, energy=drawn
-                )
-                self._end(ticket, ended)
+                self._end(ticket, event)
                 if not ticket.open:
                     self._release(worker)
+            else:
+                if isinstance(event, Reported):
+                    ticket.epochs[trial] = max(ticket.epochs[trial], event.epoch)
+                self._events.append(event)
 
     def _tell_start(self, ticket: _Ticket, trial: int, time_s: float, start: int) -> None:
         placement = ticket.launch.placement
-        fused = () if len(placement.segments) == 1 else tuple(s.trial.id for s in placement.segments)
-        self._events.append(Started(time_s, trial, start, ticket.shares, placement.attempt, fused))
+        started = Started(time_s, trial, start, ticket.shares, placement.attempt, fused_of(placement))
+        self._events.append(started)
         ticket.seen = True
 
     def _end(self, ticket: _Ticket, ended: Ended) -> None:
-        if ticket.drawn is not None:
-            drawn = ticket.drawn if ended.energy is None else ticket.drawn + ended.energy
-            ended = replace(ended, energy=drawn)
-        self._events.append(ended)
+        self._events.append(also_drew(ticket.drawn, ended))
         ticket.open.discard(ended.trial)
         if self._by_trial.get(ended.trial) is ticket:
             del self._by_trial[ended.trial]
@@ -1078,12 +1044,6 @@ class Ray(Executor):
             "function imports must be installed there (in the nodes' image, or by "
             f"Ray(runtime_env={{'working_dir': '.'}})).\n{detail}".rstrip()
         )
-
-
-def _spread(ticket: _Ticket) -> bool:
-    """Whether it is trained by one worker process on each of its devices."""
-    placement = ticket.launch.placement
-    return placement.max_devices > 1 and len(ticket.shares) > 1 and len(placement.segments) == 1
 
 
 def _whole(resources: Mapping[str, float]) -> dict[str, float]:

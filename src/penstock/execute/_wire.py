@@ -1,0 +1,97 @@
+"""What drivers and workers say to each other, on the driver's side: launches to specs, messages to events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from penstock.core import Ended, Noted, Placement, Reported, Saved, TrialStatus, total
+from penstock.core.errors import InvalidInput
+from penstock.core.measurement import Measurement, measurement
+from penstock.execute._base import Job, Launch
+from penstock.train._worker import Settings
+
+SpecTuple: TypeAlias = tuple[Any, ...]
+"""The fields of a ``Spec`` in their order: a plain tuple is quicker to pickle."""
+
+
+def settings_of(job: Job) -> Settings:
+    """What a study's workers are told once."""
+    return Settings(
+        job.files.absolute(),
+        tuple(job.metrics),
+        str(job.options.get("study", "")),
+        job.options.get("make_meter"),
+        job.options.get("choose_fusion"),
+    )
+
+
+def specs_of(launch: Launch) -> list[SpecTuple]:
+    """What a worker is told of each segment of a launch."""
+    placement = launch.placement
+    specs: list[SpecTuple] = []
+    for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
+        trial, copied = segment.trial, segment.copy_from
+        specs.append(
+            (
+                trial.id,
+                dict(trial.config),
+                trial.seed,
+                segment.start,
+                segment.until,
+                segment.last,
+                None if copied is None else (copied.trial, copied.epoch),
+                path,
+                known,
+                placement.attempt,
+                dict(segment.options),
+            )
+        )
+    return specs
+
+
+def fused_of(placement: Placement) -> tuple[int, ...]:
+    """The trials that a placement trains as one."""
+    return () if len(placement.segments) == 1 else tuple(s.trial.id for s in placement.segments)
+
+
+def spreads_over_workers(placement: Placement, shares: int) -> bool:
+    """Whether it is trained by one worker on each of its devices."""
+    return placement.max_devices > 1 and shares > 1 and len(placement.segments) == 1
+
+
+def to_event(message: tuple[Any, ...], time_s: float) -> Reported | Saved | Noted | Ended | None:
+    """The event of a worker's message about a trial; None for its start, of which it knows only a part."""
+    kind, trial = message[0], message[2]
+    if kind == "r":
+        _, _, _, _, epoch, metrics, train_s, energy = message
+        drawn = None if energy is None else measurement(*energy)
+        return Reported(time_s, trial, epoch, metrics, train_s, drawn)
+    if kind == "e":
+        _, _, _, _, status, epoch, reason, error, kept, energy = message
+        drawn = None if energy is None else measurement(*energy)
+        return Ended(time_s, trial, TrialStatus(status), epoch, reason, error, kept=kept, energy=drawn)
+    if kind == "c":
+        return Saved(time_s, trial, message[4], message[5])
+    if kind == "n":
+        return Noted(time_s, message[4], message[5], trial)
+    return None
+
+
+def also_drew(drawn: Measurement | None, ended: Ended) -> Ended:
+    """The end with what the trial drew outside of epochs before, on other shares."""
+    if drawn is None:
+        return ended
+    return replace(ended, energy=total(part for part in (drawn, ended.energy) if part is not None))
+
+
+def check_slots_per_trial(slots_per_trial: float, slots: int | None) -> None:
+    """Refuse what no slots can be cut into."""
+    if not slots_per_trial > 0:
+        raise InvalidInput(f"slots_per_trial must be positive, got {slots_per_trial}.")
+    if slots_per_trial > 1 and slots_per_trial != int(slots_per_trial):
+        raise InvalidInput(
+            f"slots_per_trial must be a whole number or a fraction below 1, got {slots_per_trial}."
+        )
+    if slots is not None and slots_per_trial > slots:
+        raise InvalidInput(f"slots_per_trial = {slots_per_trial} does not fit in {slots} slots.")
