@@ -6,7 +6,11 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: quickstart test lint unit format docs clean help
+# What test-minimum runs.
+MINIMUM := tests/core tests/space tests/goal tests/predict tests/sample/test_simple.py tests/sample/test_optuna.py \
+  tests/store/test_sqlite.py tests/cli/test_cli.py tests/train/test_run.py tests/energy/test_meter.py tests/energy/test_nvml.py
+
+.PHONY: quickstart test lint unit format docs clean help bench results release-check test-minimum
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -17,8 +21,8 @@ quickstart: $(VENV)/.quickstart ## Install, tune a small network on digits, prin
 test: lint unit ## Install what tests need, lint, and run all tests
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks tools
+	$(BIN)/ruff format --check src tests examples benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -26,11 +30,27 @@ unit: $(VENV)/.dev ## All tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 format: $(VENV)/.dev ## Format the code
-	$(BIN)/ruff check --fix src tests examples benchmarks
-	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks tools
+	$(BIN)/ruff format src tests examples benchmarks tools
 
-docs: $(VENV)/.docs ## Build the documentation into site/; fails on a broken page or reference
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(VENV)/.docs ## Build the documentation into site/VERSION; fails on a broken page or reference
+	$(BIN)/python tools/site.py
+
+release-check: $(VENV)/.dev ## Build sdist and wheel, install the wheel into a clean environment, run the quickstart from it
+	$(BIN)/python tools/release.py
+
+test-minimum: ## Run the core's tests with the oldest versions that pyproject.toml admits
+	$(PYTHON) -m venv .venv-minimum
+	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-minimum.txt torch
+	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-minimum.txt \
+	  -e '.[examples,postgres]' pytest hypothesis
+	.venv-minimum/bin/python -m pytest -q $(MINIMUM)
+
+bench: $(VENV)/.bench ## Run every benchmark (list: benchmarks/all.py) and make docs/results.md and the README's table
+	$(BIN)/python -m benchmarks.all
+
+results: $(VENV)/.dev ## Make docs/results.md and the README's table from benchmarks/results
+	$(BIN)/python -m benchmarks.report
 
 bench-zeus: $(VENV)/.bench ## Recurring jobs replayed from the Zeus traces (PENSTOCK_DATA names their folder)
 	$(BIN)/python -m benchmarks.papers.zeus.replay
@@ -80,4 +100,4 @@ $(VENV)/.bench: $(VENV)/.dev
 	@touch $@
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-minimum site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

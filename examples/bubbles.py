@@ -2,8 +2,8 @@
 """Trials in the bubbles of a pipeline-parallel training: two stages in two processes, a study beside them.
 
 The host is a real transformer trained with torch.distributed.pipelining (1F1B, gloo). Each stage has a
-``pk.bubbles.Host`` that says when it only waits; the study's trials run then, and stop between two layers when the
-stage goes on.
+``pk.bubbles.Host`` that says when it only waits; the stages are devices of the study, whose trials run then, and stop
+between two operations when the stage goes on.
 """
 
 import os
@@ -58,7 +58,9 @@ def host_job(rank, folder):
         VOCABULARY, (MICRO_BATCHES * ROWS, TOKENS), generator=torch.Generator().manual_seed(0)
     )
 
-    host = pk.bubbles.Host(f"{folder}/bubbles", stage=rank)  # these lines are all that a host job needs:
+    host = pk.bubbles.Host(
+        f"{folder}/bubbles", stage=rank, background=False
+    )  # these lines are all that a host job needs:
     host.watch(stage)
 
     def loss_of(output, target):
@@ -106,13 +108,13 @@ task = pk.Task(network, data, F.cross_entropy, epochs=2, batch_size=64, defaults
 space = pk.Space(lr=pk.Float(1e-3, 0.5, log=True), width=pk.Choice(16, 32))
 
 
-def tune(task, slots):
+def tune(executor):
     study = pk.Study(
         task,
         space,
         minimize="loss",
         scheduler=pk.Full(trials=4 if QUICK else 12, epochs=2),
-        executor=pk.Local(slots=slots, threads=1),
+        executor=executor,
         fuse=False,
         store=False,
         seed=1,
@@ -131,12 +133,12 @@ if __name__ == "__main__":
             time.sleep(0.1)
             if any(host.poll() is not None for host in hosts):
                 sys.exit("A stage of the host job has ended early.")
-        squeezed = tune(pk.bubbles.squeeze(task, f"{folder}/bubbles", background=False), slots=2)
+        squeezed = tune(pk.Local(slots=0, threads=1, bubbles=f"{folder}/bubbles"))
         open(f"{folder}/stop", "w").close()
         codes = [host.wait() for host in hosts]
         if any(codes):
             sys.exit("The host job has failed.")
-    alone = tune(task, slots=1)
+    alone = tune(pk.Local(slots=1, threads=1))
     print(f"losses in bubbles: {', '.join(f'{loss:.4f}' for loss in squeezed)}")
     print(f"losses alone:      {', '.join(f'{loss:.4f}' for loss in alone)}")
     print("the same" if squeezed == alone else "not the same")

@@ -96,6 +96,7 @@ PUBLIC = {
         "SM2",
         "Shrink",
         "Simulated",
+        "SimulatedGpus",
     ),
     *("Source", "Space", "Study", "TPE", "Task", "TrialStatus", "Walk", "WarmStart", "equals", "errors"),
     *("find_lr", "greater", "less", "one_of"),

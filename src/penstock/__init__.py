@@ -40,6 +40,7 @@ _HOMES = {
         "Meter",
         "PowerLimiter",
         "PowerLimits",
+        "SimulatedGpus",
     ),
     "penstock.goal": (
         "Budget",
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
         Meter,
         PowerLimiter,
         PowerLimits,
+        SimulatedGpus,
     )
     from penstock.execute import Local, Ray, Simulated
     from penstock.goal import (

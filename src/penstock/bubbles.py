@@ -1,6 +1,16 @@
 """Bubbles of pipeline-parallel jobs: what a host job says of them, and trials that run in them (``pk.bubbles``)."""
 
-from penstock.plan._bubbles import BubbleSchedule, Guest, Interval, Lent, Pipeline, fitted_count, lend
+from penstock.plan._bubbles import (
+    BubbleSchedule,
+    Guest,
+    Interval,
+    Lent,
+    Pipeline,
+    beside,
+    fitted_count,
+    lend,
+    recall,
+)
 from penstock.plan._bubbles import squeeze as squeeze_pass
 from penstock.train._pausing import Gate, GuestUse, Host
 from penstock.train._pausing import squeeze_task as squeeze
@@ -14,8 +24,10 @@ __all__ = [
     "Interval",
     "Lent",
     "Pipeline",
+    "beside",
     "fitted_count",
     "lend",
+    "recall",
     "squeeze",
     "squeeze_pass",
 ]

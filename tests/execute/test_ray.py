@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -526,6 +527,38 @@ def test_devices_that_others_hold_are_waited_for(make: Callable[..., Drive]) -> 
     ray.kill(hog)
     drive.finish(1)
     assert drive.ended(0).status is TrialStatus.COMPLETED
+
+
+def test_a_driver_outside_of_the_cluster_goes_through_ray_client(cluster: Any, tmp_path: Path) -> None:
+    """Its references are made anew with every answer: equal to those it asked with, not the same."""
+    from ray.util.client.server.server import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = serve("127.0.0.1", port)
+    script = f"""
+    import penstock as pk
+
+    def train(run):
+        for epoch in run.epochs(total=2):
+            run.save(epoch)
+            run.report(loss=run.config["x"] / (epoch + 1))
+
+    if __name__ == "__main__":
+        study = pk.Study(train, pk.Space(x=pk.Float(0, 1)), minimize="loss", budget=pk.Budget(trials=3), seed=1,
+                         executor=pk.Ray("ray://127.0.0.1:{port}", slots=1), store={str(tmp_path / "s.db")!r})
+        study.run()
+        print([(record.id, record.epoch) for record in study.trials], study.state.counts.completed)
+    """
+    path = tmp_path / "driver.py"
+    path.write_text(textwrap.dedent(script))
+    try:
+        told = subprocess.run(
+            [sys.executable, path], capture_output=True, text=True, timeout=400, check=False
+        )
+    finally:
+        server.stop(0)
+    assert told.stdout.split("\n")[0] == "[(0, 2), (1, 2), (2, 2)] 3", told.stderr[-2000:]
 
 
 def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:

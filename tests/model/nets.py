@@ -182,6 +182,17 @@ class Encoder(nn.Module):
         return self.out(self.body(self.words(x)))
 
 
+class Causal(Encoder):
+    """With a mask that is a buffer: as long as the text, whatever the width."""
+
+    def __init__(self, d=64):
+        super().__init__(d)
+        self.register_buffer("mask", torch.ones(words().shape[1], words().shape[1]).triu(1).bool())
+
+    def forward(self, x):
+        return self.out(self.body(self.words(x), mask=self.mask))
+
+
 def gpt2(width=64):
     from transformers import GPT2Config, GPT2LMHeadModel
 

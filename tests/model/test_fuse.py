@@ -9,6 +9,7 @@ from torch import nn
 
 from penstock.core.errors import Unsupported
 from penstock.model import FusedOptimizer, FusedStep, Fusion, detach, group_names
+from penstock.model._parametrize import unpack
 
 MEMBERS, ROWS, CLASSES, STEPS = 4, 6, 3, 50
 
@@ -46,6 +47,21 @@ class Attention(nn.Module):
         out, weights = self.attention(x, x, x, attn_mask=mask, need_weights=self.need_weights)
         extra = 0 if weights is None else weights.sum() * 1e-3
         return self.head(out.mean(1)) + extra
+
+
+class Apart(nn.Module):
+    """Sequence first, no biases, weights of queries, keys and values apart (as in a surrogate), a mask of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, bias=False)
+        unpack(self.attention)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        away = -0.3 * (torch.arange(len(x))[:, None] - torch.arange(len(x))).abs().double()
+        return self.head(self.attention(x, x, x, attn_mask=away, need_weights=False)[0][-1])
 
 
 class Causal(nn.Module):
@@ -130,7 +146,7 @@ def flat(width):
     return nn.Sequential(nn.Flatten(), nn.Linear(width, CLASSES))
 
 
-VECTOR, IMAGE, LINE, TOKENS, SERIES = (5,), (2, 6, 6), (2, 8), "tokens", (4, 4)
+VECTOR, IMAGE, LINE, TOKENS, SERIES, LONG = (5,), (2, 6, 6), (2, 8), "tokens", (4, 4), (34, 4)
 MODELS = {
     "linear": (lambda i: stack(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, CLASSES, bias=False)), VECTOR),
     "dropout": (lambda i: stack(nn.Linear(5, 7), nn.Dropout(0.3), flat(7)), VECTOR),
@@ -153,6 +169,10 @@ MODELS = {
         ),
         IMAGE,
     ),
+    "few pixels": (  # 3 x 2 of them, then 2 x 1
+        lambda i: stack(nn.Conv2d(2, 4, (3, 2), (2, 3), (1, 0)), nn.Conv2d(4, 3, 3, 2, 1), flat(6)),
+        IMAGE,
+    ),
     "transposed conv": (
         lambda i: stack(nn.ConvTranspose2d(2, 3, 2, stride=2), nn.AvgPool2d(3), flat(48)),
         IMAGE,
@@ -172,7 +192,15 @@ MODELS = {
         ),
         SERIES,
     ),
+    "transformer without dropout": (
+        lambda i: stack(
+            nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True), flat(16)
+        ),
+        SERIES,
+    ),
     "attention": (lambda i: Attention(False, 0.0), SERIES),
+    "attention, long": (lambda i: Attention(False, 0.0), LONG),
+    "attention, weights apart": (lambda i: Apart(), SERIES),
     "attention weights": (lambda i: Attention(True, 0.2), SERIES),
     "causal attention": (lambda i: Causal(), SERIES),
     "causal attention with dropout": (lambda i: Causal(0.3), SERIES),
@@ -329,7 +357,18 @@ def test_parameter_groups_keep_their_own_learning_rates():
         assert worst(alone[i], models[i], apart[i], together[i]) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["linear", "conv 2d", "transformer", "lstm", "dropout rates", "dropout 2d"])
+RECORDED = (
+    "linear",
+    "conv 2d",
+    "few pixels",
+    "transformer",
+    "transformer without dropout",
+    "lstm",
+    "dropout rates",
+)
+
+
+@pytest.mark.parametrize("name", [*RECORDED, "dropout 2d"])
 def test_a_recorded_step_equals_a_plain_one(name):
     make, shape = MODELS[name]
     fusion, optimizer, models, together, alone, apart = members(make)

@@ -43,6 +43,7 @@ BOTH = {
     "attention by hand": (nets.Separate, lambda: nets.Separate(16), nets.words),
     "packed attention": (nets.Packed, lambda: nets.Packed(16), nets.words),
     "torch's transformer": (nets.Encoder, lambda: nets.Encoder(16), nets.words),
+    "a mask as a buffer": (nets.Causal, lambda: nets.Causal(16), nets.words),
     "GPT-2": (nets.gpt2, lambda: nets.gpt2(16), nets.words),
     "BERT": (nets.bert, lambda: nets.bert(16), nets.words),
 }

@@ -11,8 +11,18 @@ from penstock.core.errors import InvalidInput
 from penstock.core.group import Segment
 from penstock.core.plan import Free, Placement, Plan
 from penstock.core.trial import Trial
-from penstock.plan import FusionChoice, FusionProfile, fifo
-from penstock.plan._bubbles import Guest, Interval, Lent, Pipeline, fitted_count, lend, squeeze
+from penstock.plan import FusedGroup, FusionChoice, FusionProfile, fifo
+from penstock.plan._bubbles import (
+    Guest,
+    Interval,
+    Lent,
+    Pipeline,
+    beside,
+    fitted_count,
+    lend,
+    recall,
+    squeeze,
+)
 
 GB = 2**30
 
@@ -259,3 +269,79 @@ def test_lend_names_the_devices_of_each_stage():
     assert lent["n3g7"].free_bytes == 40
     assert math.isclose(lent["n0g0"].speed, 3 / 7, rel_tol=0.02)
     assert lend(host.schedule(), Guest((1000.0,)), [["a"], ["b"], ["c"], ["d"]]) == {}
+
+
+def group(members, left, epoch_s, device, kind="net"):
+    lefts = (left,) * len(members) if isinstance(left, int) else tuple(left)
+    return FusedGroup(tuple(members), lefts, epoch_s, Device(device), kind, LINEAR)
+
+
+LINEAR = FusionChoice(8, 8, tuple(FusionProfile(n, 1.0 + 0.1 * n, n) for n in (1, 2, 4, 8)), "")
+LENT = {f"b{n}": Lent(0.1) for n in range(4)}
+
+
+def test_an_idle_exclusive_device_takes_those_who_would_end_last_out_of_the_bubbles():
+    """11 s an epoch in bubbles and 1.1 s alone; of ten trials the eight with most epochs ahead fit one group."""
+    groups = [
+        group([0, 1, 2], 10, 13.0, "b0"),
+        group([3, 4, 5], 20, 13.0, "b1"),
+        group([6, 7, 8, 9], 30, 14.0, "b2"),
+    ]
+    (order,) = recall(groups, [Device("gpu")], LENT)
+    assert order.device == "gpu"
+    assert set(order.members) == {3, 4, 5, 6, 7, 8, 9, 0}
+    assert recall(groups, [], LENT) == ()
+    assert recall(groups, [Device("b3")], LENT) == ()  # another bubble is no exclusive device
+    assert recall(groups, [Device("gpu")], LENT, cost_s=1e4) == ()
+
+
+def test_a_running_group_takes_in_as_many_as_it_has_room_for():
+    groups = [group([0, 1, 2, 3, 4, 5], 50, 1.6, "gpu"), group([6, 7, 8], 40, 13.0, "b0")]
+    (order,) = recall(groups, [], LENT)
+    assert order.device == "gpu"
+    assert set(order.members) == {0, 1, 2, 3, 4, 5, 6, 7}
+    full = [group(range(8), 50, 1.8, "gpu"), group([8, 9], 40, 12.0, "b0")]
+    assert recall(full, [], LENT) == ()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30)), min_size=1, max_size=4),
+    st.integers(0, 2),
+    st.integers(0, 7),
+    st.floats(0, 50),
+)
+def test_who_is_recalled_ends_sooner_and_nobody_is_recalled_twice(there, idle, residents, cost_s):
+    groups, first = [], 0
+    for at, (count, left) in enumerate(there):
+        groups.append(group(range(first, first + count), left, 10 * (1 + 0.1 * count), f"b{at}"))
+        first += count
+    if residents:
+        groups.append(group(range(100, 100 + residents), 25, 1 + 0.1 * residents, "host"))
+    orders = recall(groups, [Device(f"gpu{n}") for n in range(idle)], LENT, cost_s=cost_s)
+    moved = [member for order in orders for member in order.members]
+    assert len(set(moved)) == len(moved)
+    assert len({order.device for order in orders}) == len(orders)
+    ends = {m: g.epochs_left[0] * g.epoch_s for g in groups for m in g.members}
+    left = {m: g.epochs_left[0] for g in groups for m in g.members}
+    for order in orders:
+        came = [m for m in order.members if m < 100]
+        assert came
+        assert min(left[m] for m in came) > 0
+        # alone there, in one group, however it is shared with the residents: at most 8 members, 1.8 s an epoch
+        assert cost_s < max(ends[m] for m in came)
+        if order.device != "host":
+            assert len(order.members) <= 8
+            longest = max(left[m] for m in came)
+            assert cost_s + longest * (1 + 0.1) <= max(ends[m] for m in came) * 0.9 + 1e-6
+
+
+def test_exclusive_devices_first_then_bubbles_and_nobody_waits_beside_a_free_bubble():
+    waiting = tuple(Placement((segment(n, start=9 * (n == 4)),)) for n in range(5))
+    (step,) = beside([fifo()], lambda: LENT)
+    done = step(Plan(waiting=waiting, free=(*free("gpu"), *free("b0", "b1", "b2"))))
+    where = {p.segments[0].trial.id: p.shares[0].device for p in done.placed}
+    assert where[4] == "gpu"  # promoted: it goes before those of the first rung
+    assert set(where.values()) == {"gpu", "b0", "b1", "b2"}
+    assert len(done.waiting) == 1
+    (plain,) = beside([fifo()], dict)
+    assert len(plain(Plan(waiting=waiting, free=free("x", "y"))).placed) == 2

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -165,6 +165,23 @@ def test_alpha_decides_between_performance_and_energy():
     assert winner(drive(SM2(sizes, alpha=0.0, beta=1.0), trade_off)) == 256
 
 
+@pytest.mark.parametrize(("later", "alpha", "left"), [(0.51, 0.75, 32), (3.0, 0.75, 16), (0.51, 1.0, 16)])
+def test_energy_decides_the_last_round_between_those_that_perform_alike(later, alpha, left):
+    """Rescaled over all that were explored, not over the two that are left (SM2 4.3, 5.2); worked by hand."""
+
+    def world(size, round_, explores):
+        first = {16: 1.0, 32: 1.01, 64: 3.0, 128: 5.0}
+        return first[size] if round_ == 0 else {16: 0.5, 32: later}[size], 400.0 if size == 16 else 100.0, 0.1
+
+    scheduler = SM2((16, 32, 64, 128), alpha=alpha, side_by_side=True)
+    assert winner(drive(scheduler, world)) == left
+    small, large = scheduler.rounds[1].configurations
+    # Losses reach from 0.5 to the 5.0 that size 128 had when it was dropped; energies from 100 to 400 J.
+    assert (small.score.performance, small.score.energy) == (1.0, 0.0)
+    assert large.score.performance == pytest.approx((5.0 - later) / 4.5)
+    assert large.score.total == pytest.approx(alpha * (5.0 - later) / 4.5 + (1 - alpha))
+
+
 def test_beta_decides_between_energy_and_learning_rate():
     def world(size, round_, explores):
         return 0.5, {8: 1.0, 16: 9.0}[size], {8: 0.01, 16: 0.9}[size]
@@ -316,6 +333,18 @@ def test_the_report_reads_from_the_journal_what_the_scheduler_decided():
     assert [row.epoch for row in rows if row.explored] == [
         s.until for s in journal.segments if s.trial.id == last and s.options["mode"] == "explore"
     ]
+
+
+def test_parity_counts_one_set_up_for_the_training_and_all_of_them_for_the_study():
+    scheduler = SM2((8, 16), max_epochs=10, side_by_side=True)
+    journal = drive(scheduler, lambda size, round_, explores: (1.0 / size, 8.0, 0.1))
+    setup = Measurement(3.0, "J", Source.SIMULATED)
+    events = [replace(e, energy=setup) if isinstance(e, Ended) else e for e in journal.events]
+    told = report(events, "loss", maximize=False)
+    # Two explorations of 2 J, one training of 10 epochs of 8 J, in 3 segments: Alg. 1 with two configurations.
+    assert told.outside.joules == pytest.approx(3 * 3.0)
+    assert told.training.joules == pytest.approx(10 * 8.0 + 3.0)
+    assert told.parity == pytest.approx((2 * 2.0 + 80.0 + 9.0) / 83.0)
 
 
 def test_table_1():

@@ -80,29 +80,6 @@ def outcome(state):
 
 
 @pytest.mark.faults
-def test_killed_drivers_resume_to_the_uninterrupted_result(tmp_path):
-    code, errors = drive(tmp_path, "whole")
-    assert code == 0, errors
-    whole = results(tmp_path / "whole.db")
-    rng = random.Random(1)
-    kills, finished = 0, 0
-    while kills < 20:
-        name = f"killed-{finished}"
-        after_s = rng.uniform(0.0, 0.12)
-        code, errors = drive(tmp_path, name, -4 * after_s if kills % 5 == 4 else after_s)
-        if code == 0:  # it finished before the kill: go on with a new study
-            assert outcome(results(tmp_path / f"{name}.db")) == outcome(whole)
-            finished += 1
-            assert finished < 20
-            continue
-        assert code == -signal.SIGKILL, errors
-        kills += 1
-    code, errors = drive(tmp_path, f"killed-{finished}")
-    assert code == 0, errors
-    assert outcome(results(tmp_path / f"killed-{finished}.db")) == outcome(whole)
-
-
-@pytest.mark.faults
 def test_no_epoch_before_a_checkpoint_is_run_twice(tmp_path):
     """Every epoch saves, so after one kill at most the epochs in flight (one per slot) run again."""
     code, _ = drive(tmp_path, "once", kill_after_s=0.1)

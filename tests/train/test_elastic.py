@@ -14,7 +14,7 @@ from torch.nn import functional
 import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.train._checkpoint import FileCheckpoints, Report
-from penstock.train._elastic import most_devices
+from penstock.train._elastic import _norm_forward, joined, most_devices
 from penstock.train._worker import Settings, Spec, execute
 
 EPOCHS = 6
@@ -188,3 +188,33 @@ def test_who_can_spread() -> None:
     assert most_devices(some) == 4
     with pytest.raises(InvalidInput, match="max_devices"):
         pk.elastic(max_devices=0)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_whole_batch_norm_has_torchs_own_derivatives(tmp_path: Path, affine: bool) -> None:
+    """First and second ones: a gradient penalty is a derivative of a derivative."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(6, 3, 2, 2, generator=generator, dtype=torch.float64)
+    outer = torch.randn(6, 3, 2, 2, generator=generator, dtype=torch.float64)
+
+    def derivatives(forward: Any, norm: nn.Module) -> list[torch.Tensor]:
+        x = inputs.clone().requires_grad_()
+        out = (forward(x) * outer).square().sum()
+        wanted = [x, *norm.parameters()]
+        first = torch.autograd.grad(out, wanted, retain_graph=True)
+        (again,) = torch.autograd.grad(out, [x], create_graph=True)
+        second = torch.autograd.grad(again.square().sum(), wanted[:2])
+        return [out.detach(), *first, *second, *norm.buffers()]
+
+    def norm() -> nn.BatchNorm2d:
+        made = nn.BatchNorm2d(3, affine=affine).double()
+        for number, parameter in enumerate(made.parameters()):
+            parameter.data.copy_(torch.tensor([0.5, 1.5, -2.0]) + number)
+        return made
+
+    plain, ours = norm(), norm()
+    with joined((0, 1, str(tmp_path / "meet")), "cpu") as crew:
+        crew._rows = (0, 6, 6)
+        found = derivatives(_norm_forward(crew, ours), ours)
+    for mine, theirs in zip(found, derivatives(plain, plain), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -415,14 +415,30 @@ def test_an_exploratory_epoch_changes_nothing_but_the_learning_rate():
     """SM2 4.4: both modes are isolated from each other."""
     options = {"mode": "explore", "lrs": 8, "lr_range": [1e-3, 1.0], "fraction": 0.5, "round": 0}
     config = {"batch_size": 4}
-    task = Task(net, make_data(), F.cross_entropy, metrics={"accuracy": accuracy}, optimizer=torch.optim.Adam)
+    trained, looked = [], []
+
+    def forward(model, inputs):
+        output = model(inputs)
+        if output.requires_grad:
+            output.register_hook(lambda grad: trained.append(len(grad)))
+        else:
+            looked.append(len(output))
+        return output
+
+    task = Task(
+        net, make_data(), F.cross_entropy, metrics={"accuracy": accuracy}, optimizer=torch.optim.Adam,
+        forward=forward,
+    )  # fmt: skip
     store = {}
     run = FakeRun(config, until=1, options=options, store=store)
     train(task, run)
     found = run.reports[1]
+    # What it took of the work of an epoch; samples that only go forward count a third.
+    n, checked = (len(split[0]) for split in (make_data().train, make_data().val))
+    assert found["sm2_fraction"] == pytest.approx((sum(trained) + sum(looked) / 3) / (n + checked / 3))
     assert 1e-3 <= found["sm2_lr"] <= 1.0
     # 24 steps of the sweep at most (batches are used again) and 4 of the 8 batches explored, of 60 samples.
-    assert 4 * 4 / 60 < found["sm2_fraction"] <= (24 * 4 + 4 * 4) / 60
+    assert 4 * 4 < sum(trained) <= 24 * 4 + 4 * 4
     assert "accuracy" in found
     with private_randomness():
         fresh = Trainer(task, {**config, "lr": 1.0}, seed=1)

@@ -3,6 +3,10 @@
 
 The first study of a pair measures what sharing and spreading cost here and keeps it in the store; the makespans that
 are compared do not contain that profile, which is told apart. Both run the same trials with the same seeds.
+
+Two kinds of trials. A ``pk.Task`` with its data in memory keeps its core busy: there only spreading can gain, and the
+profile finds that out. With ``--wait 0.03`` a training function reads every batch from storage that answers after so
+long, as a network file system does: its core is idle for a part of each step, and sharing it gains as well.
 """
 
 from __future__ import annotations
@@ -24,10 +28,10 @@ from _bench import save, spread
 from penstock.report import read_timeline, write_timeline
 
 
-def net(width: int) -> nn.Module:
+def net(width: int, norm: bool = True) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
-        nn.BatchNorm2d(width),
+        nn.BatchNorm2d(width) if norm else nn.GroupNorm(1, width),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1),
@@ -38,7 +42,7 @@ def net(width: int) -> nn.Module:
     )
 
 
-def data() -> pk.Data:
+def made() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """Noisy blobs in ten places of a picture: made up, but a CNN has to learn them."""
     generator = torch.Generator().manual_seed(0)
     targets = torch.randint(0, 10, (2500,), generator=generator)
@@ -46,7 +50,11 @@ def data() -> pk.Data:
     for row, target in enumerate(targets.tolist()):
         y, x = 3 * (target // 4) + 2, 3 * (target % 4) + 2
         pictures[row, 0, y : y + 4, x : x + 4] += 1
-    return pk.Data((pictures[:2000], targets[:2000]), (pictures[2000:], targets[2000:]))
+    return (pictures[:2000], targets[:2000]), (pictures[2000:], targets[2000:])
+
+
+def data() -> pk.Data:
+    return pk.Data(*made())
 
 
 def accuracy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -62,13 +70,50 @@ TASK = pk.Task(
     defaults={"momentum": 0.9},
     batch_size=250,
 )
+
+
+def waiting(wait_s: float) -> Any:
+    """A training function that reads batches from storage, each after ``wait_s``; workers read their own rows."""
+
+    (inputs, targets), (check, truth) = made()
+
+    @pk.elastic(max_devices=2)
+    def train(run: pk.Run) -> None:
+        torch.manual_seed(run.seed)
+        model = net(run.config["width"], norm=False)
+        optimizer = torch.optim.SGD(model.parameters(), run.config["lr"], momentum=0.9)
+        if saved := run.load():
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+        rank, size = run.world.rank, run.world.size
+        for epoch in run.epochs():
+            order = torch.randperm(2000, generator=torch.Generator().manual_seed(epoch))
+            for batch in order.split(250):
+                mine = batch[rank * 250 // size : (rank + 1) * 250 // size]
+                time.sleep(wait_s * len(mine) / 250)
+                loss = functional.cross_entropy(model(inputs[mine]), targets[mine]) * len(mine) / 250
+                optimizer.zero_grad()
+                loss.backward()
+                if size > 1:
+                    for parameter in model.parameters():
+                        torch.distributed.all_reduce(parameter.grad)
+                optimizer.step()
+                run.iteration()
+            with torch.no_grad():
+                loss = functional.cross_entropy(model(check), truth)
+            run.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            run.report(loss=loss)
+
+    return train
+
+
 SPACE = pk.Space(lr=pk.Float(1e-3, 0.3, log=True), width=pk.Int(16, 48))
 
 
 def one(planner: Any, folder: Path, name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     began_s = time.monotonic()
     study = pk.Study(
-        TASK,
+        waiting(arguments.wait) if arguments.wait else TASK,
         SPACE,
         minimize="loss",
         scheduler=pk.Halving(max_epochs=arguments.epochs, trials=arguments.trials),
@@ -102,6 +147,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--trials", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=27)
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds until storage hands out a batch")
     parser.add_argument("--name", default="fluid_local", help="of the file with results")
     arguments = parser.parse_args()
     rows, gains = [], []
@@ -119,7 +165,13 @@ def main() -> None:
                 flush=True,
             )
     print(f"makespan x{statistics.geometric_mean(gains):.2f} (goal 1.3)")
-    save(arguments.name, f"python {sys.argv[0]}", {"gain": spread(gains), "rows": rows}, ["torch"])
+    facts = {key: value for key, value in vars(arguments).items() if key != "name"}
+    save(
+        arguments.name,
+        " ".join(["python", *sys.argv]),
+        {"arguments": facts, "gain": spread(gains), "rows": rows},
+        ["torch"],
+    )
 
 
 if __name__ == "__main__":

@@ -14,20 +14,19 @@ from penstock.report import timeline
 from penstock.schedule import Halving, Hyperband
 from penstock.schedule._base import Outcome, Rules, Scheduler
 
-EPOCHS = 27
-
 
 class InTurn(Scheduler):
     """Hyperband's brackets strictly one after the other, each rung proposed as a whole: synchronous BOHB."""
 
-    def __init__(self) -> None:
-        self.max_epochs = EPOCHS
-        self._table = Hyperband(max_epochs=EPOCHS).table
+    def __init__(self, epochs: int) -> None:
+        self.max_epochs = self._epochs = epochs
+        self._table = Hyperband(max_epochs=epochs).table
 
     def start(self, rules: Rules) -> None:
         self._rules = rules
         self._left = [
-            Halving(max_epochs=EPOCHS, min_epochs=rungs[0][1], trials=rungs[0][0]) for rungs in self._table
+            Halving(max_epochs=self._epochs, min_epochs=rungs[0][1], trials=rungs[0][0])
+            for rungs in self._table
         ]
         self._left[0].start(rules)
         self._open = 0
@@ -63,14 +62,17 @@ class InTurn(Scheduler):
 
 
 ALGORITHMS: dict[str, Any] = {
-    "Halving": lambda: (pk.Halving(max_epochs=EPOCHS), pk.Random()),
-    "Halving of 81": lambda: (pk.Halving(max_epochs=EPOCHS, trials=81), pk.Random()),
-    "SyncBOHB": lambda: (InTurn(), pk.TPE()),
-    "Hyperband in turn": lambda: (InTurn(), pk.Random()),
-    "Hyperband": lambda: (pk.Hyperband(max_epochs=EPOCHS), pk.Random()),
-    "ASHA": lambda: (pk.ASHA(max_epochs=EPOCHS, trials=81), pk.Random()),
-    "BOHB": lambda: (pk.ASHA(max_epochs=EPOCHS, trials=81, brackets=3), pk.TPE()),
+    "Halving": lambda epochs: (pk.Halving(max_epochs=epochs, trials=81), pk.Random()),
+    "Halving of 27": lambda epochs: (pk.Halving(max_epochs=epochs, trials=27), pk.Random()),
+    "SyncBOHB": lambda epochs: (InTurn(epochs), pk.TPE()),
+    "Hyperband in turn": lambda epochs: (InTurn(epochs), pk.Random()),
+    "Hyperband": lambda epochs: (pk.Hyperband(max_epochs=epochs), pk.Random()),
+    "ASHA": lambda epochs: (pk.ASHA(max_epochs=epochs, trials=81), pk.Random()),
+    "BOHB": lambda epochs: (pk.Hyperband(max_epochs=epochs), pk.TPE()),
+    "ASHA with TPE": lambda epochs: (pk.ASHA(max_epochs=epochs, trials=81, brackets=3), pk.TPE()),
 }
+"""Scheduler and sampler by the largest budget. BOHB as Falkner et al. run it in parallel: Hyperband's brackets, the
+next one beginning when devices would be idle, with a model; synchronous BOHB with one bracket after the other."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,7 @@ def run(
     devices: int,
     truth: pk.Overhead,
     curves: Curves,
+    epochs: int = 81,
     sigma: float = 0.3,
     mean_s: float = 30.0,
     variance: float = 0.0,
@@ -107,18 +110,19 @@ def run(
         devices: How many simulated ones.
         truth: Overheads that really hold.
         curves: Learning curves.
+        epochs: R, the largest budget of a trial.
         sigma: By how much epochs of different trials differ.
         mean_s: Of an epoch.
         variance: By how much epochs of one trial differ, relative (Fluid 6.4.1).
         seed: Of everything.
     """
-    scheduler, sampler = ALGORITHMS[algorithm]()
+    scheduler, sampler = ALGORITHMS[algorithm](epochs)
 
     def train(trial: pk.Run) -> None:
         trial.load()
         for epoch in trial.epochs():
             trial.save(None)
-            trial.report(loss=curves.loss(trial.config, epoch + 1, EPOCHS))
+            trial.report(loss=curves.loss(trial.config, epoch + 1, epochs))
 
     def seconds(config: Any, epoch: int) -> float:
         row = curves.row(config)
@@ -148,7 +152,10 @@ def _result(study: pk.Study) -> Result:
     assert study._store is not None
     assert study._entry is not None
     events = [event for _, event in study._store.read(study._entry.id)]
-    StudyState.of(events).validate()
+    state = StudyState.of(events)
+    state.validate()
+    if state.closed is None or state.closed.reason != "finished":
+        raise RuntimeError("A study was stopped before its end: its makespan says nothing.")
     told = timeline(events)
     result = Result(told.makespan_s, busy_s=told.busy_s, trials=len(study.trials))
     for event in events:

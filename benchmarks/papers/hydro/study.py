@@ -1,28 +1,35 @@
 """A whole study, the trained target included: Penstock with a surrogate against Ray Tune on the full model.
 
-Run with: OMP_NUM_THREADS=1 python benchmarks/papers/hydro/study.py --model cnn [--asha] [--repeats 5]
+Run with: OMP_NUM_THREADS=1 python benchmarks/papers/hydro/study.py --model cnn [--asha] [--seeds 0 1 2] [--save]
 
 Both sides get the same random configurations, data, epochs and two processes of one thread each. Ray Tune trains every
-configuration on the full model; its best is the result. Penstock trains them on a twin an eighth as wide (fused where
-it pays), and the best on the full model. Wall time from the call to the result; Ray is started before the clock is. The
-quality is the final validation loss of the result. Sides take turns. ``--trials 8 --epochs 2`` is a quick look.
+configuration on the full model (a CNN of width 256, 160 images of 8 x 8; a transformer of width 512, 128 lines of 8);
+its best is the result. Penstock trains them on a twin an eighth as wide (fused where it pays), and the best on the full
+model. Wall time from the call to the result; Ray is started before the clock is. The quality is the validation loss
+after the last epoch of the result. Sides take turns. Every finished run is saved at once, and further calls with other
+seeds are added to what is there. ``--trials 8 --epochs 2`` is a quick look.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transfer import Language, digits, language_loss, sentences
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 import penstock as pk
+from _bench import RESULTS, save, spread
 
 SPACE = pk.Space(lr=pk.Float(1e-4, 0.1, log=True), beta1=pk.Float(0.5, 0.95))
 BATCH = 32
@@ -30,7 +37,7 @@ BATCH = 32
 
 def cnn(config):
     return nn.Sequential(
-        nn.Conv2d(1, 256, 3, 2, 1),
+        nn.Conv2d(1, 256, 3, 1, 1),
         nn.BatchNorm2d(256),
         nn.ReLU(),
         nn.Conv2d(256, 256, 3, 1, 1),
@@ -43,10 +50,18 @@ def cnn(config):
 
 
 def transformer(config):
-    return Language(512)
+    return Language(512, length=8)
 
 
-PROBLEMS = {"cnn": (cnn, digits, F.cross_entropy), "transformer": (transformer, sentences, language_loss)}
+def images():
+    return digits(200)
+
+
+def texts():
+    return sentences(160, length=8)
+
+
+PROBLEMS = {"cnn": (cnn, images, F.cross_entropy), "transformer": (transformer, texts, language_loss)}
 
 
 def with_penstock(name, configs, epochs, asha, seed):
@@ -120,38 +135,60 @@ def with_ray(name, configs, epochs, asha, seed):
         return time.perf_counter() - begun, results.get_best_result().metrics["loss"]
 
 
+def summary(runs):
+    """Medians over the seeds that both sides have finished."""
+    both = [seed for seed in runs if len(runs[seed]) == 2]
+    found = {"seeds": len(both)}
+    for side in ("Penstock", "Ray Tune"):
+        losses = [runs[seed][side]["loss"] for seed in both]
+        error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None
+        found[side] = {
+            "seconds": spread([runs[seed][side]["seconds"] for seed in both]),
+            "loss": {"mean": statistics.fmean(losses), "standard_error": error},
+        }
+    found["times_shorter"] = found["Ray Tune"]["seconds"]["median"] / found["Penstock"]["seconds"]["median"]
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="cnn", choices=list(PROBLEMS))
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--asha", action="store_true")
+    parser.add_argument("--sides", nargs="+", default=["Penstock", "Ray Tune"])
+    parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import ray
+    name = f"hydro_study_{given.model}{'_asha' if given.asha else ''}"
+    path = RESULTS / f"{name}.json"
+    results = {"trials": given.trials, "epochs": given.epochs, "runs": {}}
+    if given.save and path.exists():
+        before = json.loads(path.read_text())["results"]
+        if (before["trials"], before["epochs"]) == (given.trials, given.epochs):
+            results["runs"] = before["runs"]
+    if "Ray Tune" in given.sides:
+        import ray
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    environment = {"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+        here = os.path.dirname(os.path.abspath(__file__))
+        environment = {"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}}
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     sides = {"Penstock": with_penstock, "Ray Tune": with_ray}
-    found = {side: ([], []) for side in sides}
-    for seed in range(given.repeats):
+    for seed in given.seeds:
         configs = [SPACE.sample(1000 * seed + number) for number in range(given.trials)]
-        for side, run in sides.items():
-            seconds, loss = run(given.model, configs, given.epochs, given.asha, seed)
-            found[side][0].append(seconds)
-            found[side][1].append(loss)
+        for side in given.sides:
+            seconds, loss = sides[side](given.model, configs, given.epochs, given.asha, seed)
+            results["runs"].setdefault(str(seed), {})[side] = {"seconds": seconds, "loss": loss}
             print(f"{side:<9} seed {seed}: {seconds:8.1f} s, loss {loss:.4f}", flush=True)
-    times = {side: statistics.median(each[0]) for side, each in found.items()}
+            if any(len(run) == 2 for run in results["runs"].values()):
+                results["summary"] = summary(results["runs"])
+            if given.save:
+                save(name, " ".join(sys.argv), results, ("torch", "ray"))
     print(f"{given.model}, {given.trials} x {given.epochs} epochs{', ASHA' if given.asha else ''}:")
-    for side, (_, losses) in found.items():
-        error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan
-        print(
-            f"  {side:<9} {times[side]:8.1f} s (median), loss {statistics.fmean(losses):.4f} +- {error:.4f}"
-        )
-    print(f"  {times['Ray Tune'] / times['Penstock']:.1f} times shorter")
-    ray.shutdown()
+    print(json.dumps(results.get("summary"), indent=1))
+    if "Ray Tune" in given.sides:
+        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,28 +1,39 @@
 """Do hyperparameters transfer from a model an eighth as wide? Hydro, Fig. 10 (a-d), on CPU-sized models.
 
-Run with: OMP_NUM_THREADS=1 python benchmarks/papers/hydro/transfer.py [--models mlp resnet transformer] [--seeds 1]
+Run with: OMP_NUM_THREADS=1 python benchmarks/papers/hydro/transfer.py [--models mlp resnet transformer] [--save]
 
-Ten random configurations (learning rate, momentum, batch size) train to the end on the full model and on its narrow
-twin; the figures are the rank correlation (Spearman) of the final training losses and whether the best one on the
-twin is the full model's best or second best. Standard parametrization, the same two widths built by the factory and
-trained as they are, stands beside it. A training that diverges ranks last. The space ends below the learning rates
-at which these models get unstable: near that edge the narrow twin is a little more stable than the full model (SGD at
-lr 0.8 with momentum 0.9 stalls the full MLP and not its twin), and ranks differ there.
+Ten random configurations (learning rate, momentum or beta1, batch size) train to the end on the full model and on its
+narrow twin; the figures are the rank correlation (Spearman) of the final training losses and whether the best one on
+the twin is the full model's best or second best. Standard parametrization, the same two widths built by the factory
+and trained as they are, stands beside it. A training that diverges ranks last.
+
+A final loss is the mean over ``--seeds`` seeds (initial weights and data order), and each width's own noise is told
+beside it: ``noise`` is the rank correlation of one width with itself under other seeds (the mean over the pairs of
+seeds). No transfer can be expected to rank better than a width ranks itself.
+
+``--space moderate`` (default) ends below the learning rates where these models get unstable; ``--space paper`` has the
+ranges of Hydro's Table 2 (SGD lr 1e-4..1, momentum 0.5..0.999; Adam lr 1e-5..0.1), far beyond that edge.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from scipy.stats import rankdata
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 import penstock as pk
+from _bench import RESULTS, save
 from penstock.train._loop import Trainer, private_randomness
 
 FACTOR = 8
@@ -91,12 +102,12 @@ def language_loss(output, targets):
     return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
-def digits():
+def digits(count=800):
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32)[:800, None] / 8 - 1
-    return pk.Data.split(images, torch.tensor(data.target)[:800], val=0.2)
+    images = torch.tensor(data.images, dtype=torch.float32)[:count, None] / 8 - 1
+    return pk.Data.split(images, torch.tensor(data.target)[:count], val=0.2)
 
 
 def sentences(count=320, length=16, vocabulary=24):
@@ -121,21 +132,37 @@ PROBLEMS = {
     "transformer": (transformer, sentences, language_loss, 8),
 }
 OPTIMIZERS = {
-    "SGD": (torch.optim.SGD, {"lr": pk.Float(1e-3, 0.3, log=True), "momentum": pk.Float(0.5, 0.9)}),
-    "Adam": (torch.optim.Adam, {"lr": pk.Float(1e-4, 0.03, log=True), "beta1": pk.Float(0.5, 0.95)}),
+    "SGD": (
+        torch.optim.SGD,
+        {
+            "moderate": {"lr": pk.Float(1e-3, 0.3, log=True), "momentum": pk.Float(0.5, 0.9)},
+            "paper": {"lr": pk.Float(1e-4, 1.0, log=True), "momentum": pk.Float(0.5, 0.999)},
+        },
+    ),
+    "Adam": (
+        torch.optim.Adam,
+        {
+            "moderate": {"lr": pk.Float(1e-4, 0.03, log=True), "beta1": pk.Float(0.5, 0.95)},
+            "paper": {"lr": pk.Float(1e-5, 0.1, log=True), "beta1": pk.Float(0.5, 0.95)},
+        },
+    ),
 }
+WORST = 1e9
+"""The loss of a training that diverged: it ranks last."""
 
 
-def final_loss(task, config, epochs, seeds):
+def final_losses(task, config, epochs, seeds):
     losses = []
     for seed in range(1, seeds + 1):
         with private_randomness():
             trainer = Trainer(task, config, seed=seed)
             for _ in range(epochs):
                 metrics = trainer.train_epoch()
-        losses.append(metrics["train_loss"])
-    mean = sum(losses) / len(losses)
-    return mean if math.isfinite(mean) else 1e9
+                if not math.isfinite(metrics["train_loss"]):
+                    break
+        loss = metrics["train_loss"]
+        losses.append(loss if math.isfinite(loss) else WORST)
+    return losses
 
 
 def spearman(one, two):
@@ -148,15 +175,30 @@ def narrow(factory, width):
     return lambda config: factory(config, width=width)
 
 
-def compare(name, optimizer, count, seeds):
+def noise(losses):
+    """How well a width ranks as itself under another seed; ``losses`` by configuration and seed."""
+    runs = list(zip(*losses, strict=True))
+    pairs = list(itertools.combinations(runs, 2))
+    return statistics.fmean(spearman(a, b) for a, b in pairs) if pairs else None
+
+
+def error(chosen, best):
+    """The standard error of the difference of two means; None with one seed. A regret below it is a tie."""
+    if len(chosen) < 2:
+        return None
+    return math.sqrt((statistics.variance(chosen) + statistics.variance(best)) / len(chosen))
+
+
+def compare(name, optimizer, given):
     factory, data, loss, epochs = PROBLEMS[name]
-    make, domains = OPTIMIZERS[optimizer]
+    epochs = given.epochs or epochs
+    make, spaces = OPTIMIZERS[optimizer]
     full = factory.__defaults__[0]
     task = pk.Task(factory, data(), loss, optimizer=make, epochs=epochs)
     small = pk.Task(narrow(factory, full // FACTOR), task.data, loss, optimizer=make, epochs=epochs)
     twin = task.narrowed(pk.Shrink(FACTOR))
-    space = pk.Space(**domains, batch_size=pk.Choice(16, 32, 64))
-    configs = [space.sample(100 + number) for number in range(count)]
+    space = pk.Space(**spaces[given.space], batch_size=pk.Choice(16, 32, 64))
+    configs = [space.sample(given.first + number) for number in range(given.count)]
     sides = {"Penstock": (task.at(twin.surrogate).full(), twin), "standard": (task, small)}
     losses = {side: ([], []) for side in sides}
     seconds = [0.0, 0.0]
@@ -164,46 +206,64 @@ def compare(name, optimizer, count, seeds):
         for side, pair in sides.items():
             for place, each in enumerate(pair):
                 begun = time.perf_counter()
-                losses[side][place].append(final_loss(each, config, epochs, seeds))
+                losses[side][place].append(final_losses(each, config, epochs, given.seeds))
                 seconds[place] += time.perf_counter() - begun
     rows = {}
-    for side, (wide, thin) in losses.items():
-        order = sorted(range(count), key=wide.__getitem__)
-        chosen = min(range(count), key=thin.__getitem__)
+    for side, (wide_all, thin_all) in losses.items():
+        wide, thin = ([statistics.fmean(each) for each in losses] for losses in (wide_all, thin_all))
+        order = sorted(range(given.count), key=wide.__getitem__)
+        chosen = min(range(given.count), key=thin.__getitem__)
         rows[side] = {
-            "rank correlation": spearman(wide, thin),
-            "place of the twin's best": order.index(chosen) + 1,
+            "rank_correlation": spearman(wide, thin),
+            "place_of_the_twins_best": order.index(chosen) + 1,
             "regret": wide[chosen] - min(wide),
-            "wide": wide,
-            "thin": thin,
+            "standard_error_of_regret": error(wide_all[chosen], wide_all[order[0]]),
+            "noise": {"wide": noise(wide_all), "thin": noise(thin_all)},
+            "wide": wide_all,
+            "thin": thin_all,
         }
-    return rows, seconds
+    return {"epochs": epochs, "seeds": given.seeds, "configs": configs, **rows}, seconds
+
+
+def shown(value):
+    return "     -" if value is None else f"{value:6.3f}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=list(OPTIMIZERS))
+    parser.add_argument("--space", default="moderate", choices=["moderate", "paper"])
     parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", help="also write everything here")
+    parser.add_argument("--first", type=int, default=7000, help="seed of the first configuration")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=0, help="default: each model's own")
+    parser.add_argument("--save", nargs="?", const="hydro_transfer", help="a name other than hydro_transfer")
     given = parser.parse_args()
-    everything = {}
-    print("model        optimizer parametrization  rank corr.  place   regret  full s  twin s")
+    torch.set_num_threads(1)
+    everything = {"space": given.space, "first_configuration": given.first, "pairs": {}}
+    path = RESULTS / f"{given.save}.json"
+    if given.save and path.exists():  # pairs may be measured one by one
+        before = json.loads(path.read_text())["results"]
+        if all(before.get(key) == everything[key] for key in ("space", "first_configuration")):
+            everything["pairs"] = before["pairs"]
+    print(
+        "model        optimizer parametrization  rank corr.  place   regret  noise: wide  twin  full s  twin s"
+    )
     for name in given.models:
         for optimizer in given.optimizers:
-            rows, seconds = compare(name, optimizer, given.count, given.seeds)
-            everything[f"{name} {optimizer}"] = rows
-            for side, row in rows.items():
-                place, regret = row["place of the twin's best"], row["regret"]
+            rows, seconds = compare(name, optimizer, given)
+            everything["pairs"][f"{name} {optimizer}"] = rows
+            for side in ("Penstock", "standard"):
+                row = rows[side]
                 print(
-                    f"{name:<12} {optimizer:<9} {side:<15} {row['rank correlation']:>11.3f} {place:>6} "
-                    f"{regret:>8.4f} {seconds[0]:>7.1f} {seconds[1]:>7.1f}",
+                    f"{name:<12} {optimizer:<9} {side:<15} {row['rank_correlation']:>11.3f} "
+                    f"{row['place_of_the_twins_best']:>6} {row['regret']:>8.4f}      {shown(row['noise']['wide'])} "
+                    f"{shown(row['noise']['thin'])} {seconds[0]:>7.1f} {seconds[1]:>7.1f}",
                     flush=True,
                 )
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(everything, file, indent=1)
+            if given.save:
+                save(given.save, " ".join(sys.argv), everything, ("torch",))
 
 
 if __name__ == "__main__":

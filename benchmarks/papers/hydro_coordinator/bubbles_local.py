@@ -96,10 +96,11 @@ def trial(rank: int, folder: str, mode: str) -> None:
     inputs, targets = torch.randn(64, 64), torch.randint(10, (64,))
     while not Path(f"{folder}/bubbles/stage{rank}.bubble").exists():
         time.sleep(0.05)
-    if mode in ("bubbles", "idle priority") and hasattr(os, "SCHED_IDLE"):
+    if mode == "idle priority" and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if mode == "bubbles":
         gate = Gate(f"{folder}/bubbles/stage{rank}.bubble")
+        gate.to_background()
         gate.attach(model)
         gate.attach_optimizer(optimizer)
     count = Path(f"{folder}/trial{rank}")

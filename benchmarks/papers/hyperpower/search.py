@@ -2,6 +2,10 @@
 
 python benchmarks/papers/hyperpower/search.py                      (2 seeds of Penstock's methods, a minute or two)
 python benchmarks/papers/hyperpower/search.py --seeds 10 --peers   (everything; BoTorch where it is installed)
+
+With --runs every run is kept by its seed, and runs can be added one by one. The peers (minutes per seed) know nothing
+of Penstock's samplers, and seeds, limits, objective and noise are the same for all: with --save, their rows of the
+last saved results stay if they are not run again and the setting is the same.
 """
 
 from __future__ import annotations
@@ -81,6 +85,7 @@ def main() -> None:
         print("BoTorch is not installed here: skipped.", file=sys.stderr)
         names = [name for name in names if name != PEERS[1]]
     table: dict[str, dict[str, dict[str, object]]] = {}
+    settings: dict[str, dict[str, object]] = {}
     for dataset in given.problems:
         problem = Problem(dataset)
         limits = limits_of(problem, given.share)
@@ -88,6 +93,7 @@ def main() -> None:
         print(
             f"{dataset}: {len(problem.space)} dimensions, {', '.join(map(str, limits))}, {count} evaluations"
         )
+        settings[dataset] = {"limits": [str(limit) for limit in limits], "evaluations": count}
         found: dict[str, list[Search]] = {}
         seeds_of: dict[str, list[int]] = {}
         for name in names:
@@ -102,6 +108,7 @@ def main() -> None:
             best = [run.best() for run in runs]
             row: dict[str, object] = {
                 "seeds": len(runs),
+                "first_seed": min(seeds),
                 "best_error": [None if value == math.inf else value for value in best],
                 "mean": None if max(best) == math.inf else statistics.fmean(best),
                 "violations": [run.violations for run in runs],
@@ -146,6 +153,14 @@ def main() -> None:
             table.setdefault("both", {})[name] = {"share_of_evaluations": mean}
             print(f"{name}: geometric mean over the problems {mean:.3f}")
     if given.save:
+        saved = _bench.RESULTS / "hyperpower_search.json"
+        before = json.loads(saved.read_text())["results"] if saved.exists() else {}
+        for dataset in datasets:
+            for name in PEERS:
+                same = before.get("settings", {}).get(dataset) == settings[dataset]
+                if same and name not in table[dataset] and name in before.get(dataset, {}):
+                    table[dataset][name] = before[dataset][name]
+        table["settings"] = settings
         _bench.save(
             "hyperpower_search",
             f"python benchmarks/papers/hyperpower/search.py --seeds {given.seeds} --peers --save",

@@ -2,6 +2,8 @@
 
     python -m benchmarks.papers.sm2.lr_cases [--fresh] [--scale S] [--cases N] [--curves FILE]
 
+``--curves`` keeps what was measured case by case, and goes on from what an interrupted run left there.
+
 Each case is a (model, data, optimizer, batch size). The truth is a training at every rate of a grid of 20 from 1e-4
 to 1; a rule sees one sweep (a quarter of an epoch, at least 60 steps) and names a rate, at which the same training
 is run. Excess: its final training loss above the grid's best. Failing: not finite, or less than half of the
@@ -171,6 +173,7 @@ RULES = {
 def collect(cases: int, scale: float = 1.0, curves: Path | None = None, *, fresh: bool = False) -> list[dict]:
     rows: list[dict] = []
     seed = 101 if fresh else 0
+    kept = pickle.loads(curves.read_bytes()) if curves is not None and curves.exists() else []
     for name, (make, data, loss, least) in (fresh_models if fresh else models)(scale).items():
         for label, optimizer, size in FRESH if fresh else SETTINGS:
             if len(rows) >= cases:
@@ -179,6 +182,9 @@ def collect(cases: int, scale: float = 1.0, curves: Path | None = None, *, fresh
             n = len(data.train[0])
             epochs = max(least, -(-STEPS * size // n))
             task = Task(make, data, loss, optimizer=optimizer, epochs=epochs)
+            if len(rows) < len(kept):
+                rows.append({**kept[len(rows)], "task": task})
+                continue
             truth = [final_loss(task, lr, size, seed) for lr in GRID]
             fraction = min(1.0, max(0.25, POINTS * size / n))
             choice = find_lr(

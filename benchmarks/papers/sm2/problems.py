@@ -68,7 +68,9 @@ def text(n: int, *, length: int = 32, val: int = 400) -> tuple[pkt.Data, int]:
     from pydoc_data.topics import topics
 
     joined = "\n".join(topics[key] for key in sorted(topics))
-    kept = sorted(set(joined), key=lambda c: -joined.count(c))[:63]
+    kept = sorted(set(joined), key=lambda c: (-joined.count(c), c))[
+        :63
+    ]  # ties: a set has no order of its own
     index = {c: i + 1 for i, c in enumerate(kept)}
     codes = torch.tensor([index.get(c, 0) for c in joined])
     rows = codes[: (len(codes) - 1) // length * length].view(-1, length)

@@ -16,6 +16,7 @@ from penstock.cli._measure import measure
 from penstock.cli._profile import profile
 from penstock.cli._recur import recur
 from penstock.cli._replay import replay
+from penstock.cli._upgrade import upgrade
 from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
 
 if TYPE_CHECKING:
@@ -232,8 +233,8 @@ def simulate(
         )
         print(found)
         return
-    if not (devices.isdigit() and int(devices)):
-        raise InvalidInput(f"--devices takes a number of at least 1 without --jobs, got {devices!r}.")
+    if not (devices.isascii() and devices.isdigit() and len(devices) < 7 and int(devices)):
+        raise InvalidInput(f"--devices takes a number from 1 to 999999 without --jobs, got {devices!r:.80}.")
     from penstock.cli._simulate import made_up_study, outcome, outcome_text
     from penstock.execute import Simulated
 
@@ -256,6 +257,7 @@ app.command()(doctor)
 app.command()(profile)
 app.command()(recur)
 app.command()(replay)
+app.command()(upgrade)
 app.command(context_settings={"ignore_unknown_options": True})(measure)
 
 

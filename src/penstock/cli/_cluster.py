@@ -44,6 +44,8 @@ def parse_devices(text: str) -> list[DeviceKind]:
             if not (name and equals and len(parts) in (1, 4)):
                 raise ValueError(item)
             count = int(parts[0])
+            if count > 999_999:
+                raise ValueError(item)
             known = _KNOWN.get(name.lower())
             if len(parts) == 4:
                 watts, idle, price = map(float, parts[1:])
@@ -117,15 +119,16 @@ def read_jobs(text: str, rates: Mapping[tuple[str, str], Rate], hours: float, se
     Columns: ``arrival_s``, ``kind``, ``trials``, ``iterations`` (of a trial); optional: ``name``, ``rungs`` (how many,
     each with a third of the trials and three times the iterations), ``max_devices``, ``target_iterations``, ``weight``.
     """
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
+        if len(text) > 6:
+            raise InvalidInput(f"--jobs makes up to 999999 jobs, got {text:.80}.")
         return sample_jobs(int(text), rates, hours=hours, seed=seed)
     try:
         with Path(text).open(newline="") as file:
             rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise InvalidInput(
-            f"--jobs takes a number or a CSV file; {text!r} can't be read: {error.strerror}."
-        ) from error
+    except (OSError, ValueError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"--jobs takes a number or a CSV file; {text!r} can't be read: {why}.") from error
     jobs = []
     for number, row in enumerate(rows):
         try:

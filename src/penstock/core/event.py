@@ -168,7 +168,7 @@ def measurement_to_json(measurement: Measurement) -> list[Any]:
 
 def measurement_from_json(data: list[Any]) -> Measurement:
     """The measurement of a JSON list."""
-    return measurement(data[0], data[1], data[2], data[3])
+    return measurement(data[0], _text(data[1]), data[2], data[3])
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:
@@ -187,15 +187,16 @@ def _segment_to_json(segment: Segment) -> dict[str, Any]:
 
 
 def _segment_from_json(data: Mapping[str, Any]) -> Segment:
-    trial = Trial(data["id"], data["config"], data["seed"], data.get("parent"))
-    copied = data.get("copy_from")
+    parent, until, copied = data.get("parent"), data["until"], data.get("copy_from")
+    config, seed = _mapping(data["config"]), _count(data["seed"])
+    trial = Trial(_count(data["id"]), config, seed, None if parent is None else _count(parent))
     return Segment(
         trial,
-        start=data.get("start", 0),
-        until=data["until"],
-        last=data["last"],
-        copy_from=None if copied is None else Checkpoint(copied[0], copied[1]),
-        options=data.get("options", {}),
+        start=_count(data.get("start", 0)),
+        until=None if until is None else _count(until),
+        last=bool(data["last"]),
+        copy_from=None if copied is None else Checkpoint(_count(copied[0]), _count(copied[1])),
+        options=_mapping(data.get("options", {})),
     )
 
 
@@ -258,8 +259,46 @@ def from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str, 
     """
     try:
         return _from_record(kind, trial, time_s, data)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise StoreCorrupt(f"A {kind!r} record can't be read: {error!r}.") from error
+
+
+# A record may have the right checksum and still say nonsense: another program wrote it, or a person did. What is read
+# further on may rely on the types of an event's fields.
+
+_HUGE = 10**300  # beyond, an int is no float any more
+
+
+def _real(value: Any) -> float:
+    """``value``, a number."""
+    if type(value) is float or (isinstance(value, int | float) and -_HUGE < value < _HUGE):
+        return value
+    raise TypeError(f"{value!r:.80} is not a number")
+
+
+def _count(value: Any) -> int:
+    """``value``, a whole number."""
+    if type(value) is int:
+        return value
+    raise TypeError(f"{value!r:.80} is not a whole number")
+
+
+def _text(value: Any) -> str:
+    """``value``, a text."""
+    if type(value) is str:
+        return value
+    raise TypeError(f"{value!r:.80} is not a text")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """``value``, a mapping."""
+    if type(value) is dict:
+        return value
+    raise TypeError(f"{value!r:.80} is not a mapping")
+
+
+def _shares(value: Any) -> tuple[Share, ...]:
+    return tuple(Share(_text(device), _real(fraction)) for device, fraction in value)
 
 
 def _energy_of(data: Mapping[str, Any]) -> Measurement | None:
@@ -268,33 +307,41 @@ def _energy_of(data: Mapping[str, Any]) -> Measurement | None:
 
 
 def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str, Any]) -> Event:
+    if time_s - time_s != 0:
+        raise ValueError(f"its time is {time_s!r}")
+    if trial is not None:
+        _count(trial)
     if kind == "submitted":
         segments = tuple(_segment_from_json(s) for s in data["segments"])
-        return Submitted(time_s, data["want"], segments, data["label"])
+        return Submitted(time_s, _count(data["want"]), segments, _text(data["label"]))
     if kind == "session_opened":
-        return SessionOpened(time_s, data["host"], data["pid"], data.get("note", {}))
+        return SessionOpened(time_s, _text(data["host"]), _count(data["pid"]), _mapping(data.get("note", {})))
     if kind == "session_closed":
-        return SessionClosed(time_s, data["reason"], data["detail"])
+        return SessionClosed(time_s, _text(data["reason"]), _text(data["detail"]))
     if kind == "noted":
-        return Noted(time_s, data["topic"], data["data"], trial)
+        return Noted(time_s, _text(data["topic"]), _mapping(data["data"]), trial)
     if trial is None:
         raise StoreCorrupt(f"A {kind!r} record has no trial.")
     if kind == "reported":
-        joules = _energy_of(data)
-        return Reported(time_s, trial, data["e"], data["m"], data.get("s"), joules)
+        metrics, train_s = _mapping(data["m"]), data.get("s")
+        for value in metrics.values():
+            if type(value) is not float:
+                _real(value)
+        if train_s is not None:
+            _real(train_s)
+        return Reported(time_s, trial, _count(data["e"]), metrics, train_s, _energy_of(data))
     if kind == "started":
-        shares = tuple(Share(device, fraction) for device, fraction in data["shares"])
-        attempt, fused = data.get("attempt", 0), tuple(data.get("fused", ()))
-        return Started(time_s, trial, data.get("start", 0), shares, attempt, fused)
+        attempt, fused = _count(data.get("attempt", 0)), tuple(map(_count, data.get("fused", ())))
+        return Started(time_s, trial, _count(data.get("start", 0)), _shares(data["shares"]), attempt, fused)
     if kind == "ended":
         flags = {flag: bool(data.get(flag)) for flag in ("lost", "retry", "kept")}
-        reason, error = data.get("reason", ""), data.get("error", "")
+        reason, error = _text(data.get("reason", "")), _text(data.get("error", ""))
         status, drawn = TrialStatus(data["status"]), _energy_of(data)
-        return Ended(time_s, trial, status, data["e"], reason, error, **flags, energy=drawn)
+        return Ended(time_s, trial, status, _count(data["e"]), reason, error, **flags, energy=drawn)
     if kind == "resized":
-        return Resized(time_s, trial, tuple(Share(device, fraction) for device, fraction in data["shares"]))
+        return Resized(time_s, trial, _shares(data["shares"]))
     if kind == "saved":
-        return Saved(time_s, trial, data["e"], data["path"])
+        return Saved(time_s, trial, _count(data["e"]), _text(data["path"]))
     if kind == "dropped":
-        return Dropped(time_s, trial, data["reason"])
+        return Dropped(time_s, trial, _text(data["reason"]))
     raise StoreCorrupt(f"Unknown kind of record {kind!r}: written by a newer Penstock? Upgrade to read it.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.device import Share
+from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.core.event import (
     Dropped,
     Ended,
@@ -164,6 +165,14 @@ class StudyState:
         if not isinstance(event, SessionOpened):
             self.spent_s += max(0.0, event.time_s - self.last_s)
         self.last_s = max(self.last_s, event.time_s)
+        try:
+            return self._fold(event)
+        except (KeyError, InvalidInput) as error:
+            trial = getattr(event, "trial", None)
+            why = f"of trial {trial}, which was never handed out" if trial not in self.trials else repr(error)
+            raise StoreCorrupt(f"A {event.kind!r} record says what can't be: {why}.") from error
+
+    def _fold(self, event: Event) -> bool:
         match event:
             case Reported():
                 return self._reported(event)

@@ -22,6 +22,7 @@ from penstock.energy._hook import (
     make_meter,
     wait_for_gpu,
 )
+from penstock.energy._imagined import Draw, Fleet, SimulatedGpus
 from penstock.energy._limiter import FileCache, LimitReport, PowerLimiter, savings, would_have_taken
 from penstock.energy._meter import Meter, Window
 from penstock.energy._nvml import NvmlSensor
@@ -62,12 +63,14 @@ __all__ = [
     "Applied",
     "Attribution",
     "DeviceKind",
+    "Draw",
     "EnergyBudget",
     "EpochMeter",
     "EstimateSensor",
     "EtaCost",
     "FileCache",
     "Finding",
+    "Fleet",
     "GpuModel",
     "Grid",
     "LeastEnergy",
@@ -97,6 +100,7 @@ __all__ = [
     "Settling",
     "SharedSensor",
     "SimulatedGpu",
+    "SimulatedGpus",
     "State",
     "Usage",
     "Warming",

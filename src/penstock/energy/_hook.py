@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -352,9 +352,20 @@ class LimitedMeters:
 
     def for_trial(self, devices: tuple[str, ...], config: Mapping[str, Any]) -> EpochMeter | None:
         """For a trial of this configuration; its ``batch_size`` is part of the profile's key."""
-        size = config.get("batch_size", 0)
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        return make_meter(devices, limits=self.limits, batch_size=size if whole else 0)
+        return make_meter(devices, limits=self.limits, batch_size=batch_size_of(config))
+
+    def for_group(
+        self, devices: tuple[str, ...], config: Mapping[str, Any], members: int
+    ) -> EpochMeter | None:
+        """For so many trials that train as one, which load a GPU otherwise than one: they have their own profile."""
+        limits = replace(self.limits, task=f"{self.limits.task} fused {members}")
+        return make_meter(devices, limits=limits, batch_size=batch_size_of(config))
+
+
+def batch_size_of(config: Mapping[str, Any]) -> int:
+    """The batch size that a configuration names, for a profile's key; 0: it names none."""
+    size = config.get("batch_size", 0)
+    return size if isinstance(size, int) and not isinstance(size, bool) else 0
 
 
 def make_meter(

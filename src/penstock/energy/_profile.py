@@ -95,7 +95,7 @@ class PowerProfile:
         try:
             limits = tuple(LimitProfile(float(a), float(b), float(c)) for a, b, c in value["limits"])
             return cls(str(value["device"]), int(value["world_size"]), float(value["max_limit_w"]), limits)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(f"Not a power profile: {value!r} ({error}).") from error
 
 

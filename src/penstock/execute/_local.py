@@ -37,10 +37,12 @@ from penstock.core.check import number, whole
 from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
 from penstock.core.measurement import Measurement
 from penstock.execute._base import Executor, Job, Launch
+from penstock.execute._bubbles import in_bubble, lent_devices, lent_now
 from penstock.execute._child import Child, how, start_child, thread_environment
 from penstock.execute._machine import usable_cores, visible_gpus
 from penstock.execute._mps import Mps
 from penstock.execute._nursery import Forked, drop, nursery_for
+from penstock.execute._pool import Pool, usual_folder
 from penstock.execute._ship import check_config, pack
 from penstock.execute._wire import (
     also_drew,
@@ -51,7 +53,9 @@ from penstock.execute._wire import (
     spreads_over_workers,
     to_event,
 )
+from penstock.plan import Lent
 from penstock.train import _guardian
+from penstock.train._pausing import Stage
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
 
 _EPSILON = 1e-9
@@ -102,10 +106,11 @@ class _Worker:
     crewed: bool = False  # it trains a trial together with others
     heard_s: float = 0.0
     verdict: str = ""  # why we killed it
+    stage: str = ""  # of a host job in whose bubbles it works
 
     @property
-    def key(self) -> tuple[tuple[str, ...], int]:
-        return self.gpus, self.threads
+    def key(self) -> tuple[tuple[str, ...], int, str]:
+        return self.gpus, self.threads, self.stage
 
 
 @final
@@ -121,6 +126,14 @@ class Local(Executor):
         slots_per_trial: Slots each trial gets: a whole number, or a fraction of one slot.
         threads: CPU threads per slot; default: the usable cores divided by the slots.
         gpus: Which GPUs (numbers as this process sees them), or how many; 0: none; default: all visible.
+        bubbles: The folder of a host job's ``pk.bubbles.Host``: its stages are devices, too, on which trials run in the
+            bubbles alone. The slots get promoted trials first and take trials out of the bubbles when they fall idle.
+            With bubbles, ``slots`` may be 0.
+        shared: Share the slots fairly with other studies of this user on this machine that say so, too (or, a path:
+            with those that name the same folder). A study alone has them all; when others come, it gives up what is
+            more than its share: idle slots at once, others when their segment ends, or, where they train fused trials
+            that another slot can take in, at the end of their epoch. Slots that are idle for a minute are given back.
+        weight: The study's share among those.
     """
 
     spreads = True
@@ -132,16 +145,29 @@ class Local(Executor):
         slots_per_trial: float = 1,
         threads: int | None = None,
         gpus: int | Sequence[int] | None = None,
+        bubbles: str | os.PathLike[str] | None = None,
+        shared: bool | str | os.PathLike[str] = False,
+        weight: float = 1.0,
     ) -> None:
+        if not isinstance(shared, bool | str | os.PathLike) or shared == "":
+            raise InvalidInput(f"shared takes True, False or the path of a folder, got {shared!r}.")
+        number("weight", weight, "Give this study's share among those that share the slots.")
+        self._pool = (
+            None if shared is False else Pool(usual_folder() if shared is True else shared, weight=weight)
+        )
+        self._shared_out_s = -_TICK_S
+        self._shared, self._weight = shared if isinstance(shared, bool) else os.fspath(shared), weight
+        if bubbles is not None and not (isinstance(bubbles, str | os.PathLike) and str(bubbles)):
+            raise InvalidInput(f"bubbles takes the folder of a host job's pk.bubbles.Host, got {bubbles!r}.")
         if slots is not None:
             slots = whole("Local(slots)", slots, "Drop it for one slot per core.")
-            if slots < 1:
+            if slots < (1 if bubbles is None else 0):
                 raise InvalidInput(f"slots must be at least 1, got {slots}.")
         number("slots_per_trial", slots_per_trial, "Give 1, 2, or a fraction such as 0.5.")
         if threads is not None:
             threads = whole("threads", threads, "Drop it for the usable cores divided by the slots.")
         gpus = _check_gpus(gpus)
-        check_slots_per_trial(slots_per_trial, slots)
+        check_slots_per_trial(slots_per_trial, slots if bubbles is None else None)
         if threads is not None and threads < 1:
             raise InvalidInput(f"threads must be at least 1, got {threads}.")
         if slots is not None and gpus:
@@ -150,6 +176,8 @@ class Local(Executor):
         self._wanted_slots = slots
         self._wanted_threads = threads
         self._wanted_gpus = gpus
+        self._wanted_bubbles = None if bubbles is None else os.fspath(bubbles)
+        self._stages: dict[str, Stage] = {}
         self._clock = WallClock()
         self._mps = Mps()
         self._job: Job | None = None
@@ -163,12 +191,15 @@ class Local(Executor):
             "slots_per_trial": self.slots_per_trial,
             "threads": self._wanted_threads,
             "gpus": self._wanted_gpus,
+            "bubbles": self._wanted_bubbles,
+            "shared": self._shared,
+            "weight": self._weight,
         }
         return functools.partial(Local, self._wanted_slots, **options), ()
 
     def _reset(self) -> None:
         self._workers: dict[int, _Worker] = {}
-        self._idle: dict[tuple[tuple[str, ...], int], list[_Worker]] = {}
+        self._idle: dict[tuple[tuple[str, ...], int, str], list[_Worker]] = {}
         self._tickets: dict[int, _Ticket] = {}
         self._by_trial: dict[int, _Ticket] = {}
         self._waiting: deque[_Ticket] = deque()
@@ -217,11 +248,17 @@ class Local(Executor):
                 devices[name] = Device(name, gpu.kind, memory_bytes=gpu.memory_bytes, cores=per_slot)
                 self._visible[name] = gpu.visible
         else:
-            slots = self._wanted_slots or cores
-            per_slot = self._wanted_threads or max(1, cores // slots)
+            slots = cores if self._wanted_slots is None else self._wanted_slots
+            per_slot = self._wanted_threads or max(1, cores // max(1, slots))
             for number in range(slots):
                 name = f"cpu:{number}"
                 devices[name] = Device(name, "cpu", cores=per_slot)
+        if self._wanted_bubbles is not None:
+            self._stages = lent_devices(self._wanted_bubbles)
+            for name, stage in self._stages.items():
+                devices[name] = Device(name, "bubble", cores=self._wanted_threads or 1)
+                if stage.gpu is not None:
+                    self._visible[name] = stage.gpu
         if self.slots_per_trial > len(devices):
             raise InvalidInput(
                 f"slots_per_trial = {self.slots_per_trial} does not fit in {len(devices)} slots."
@@ -237,6 +274,16 @@ class Local(Executor):
     def slots(self) -> int:
         """CPU slots or GPUs."""
         return len(self._machine())
+
+    @property
+    def has_bubbles(self) -> bool:
+        """Whether it was given a host job's bubbles."""
+        return self._wanted_bubbles is not None
+
+    def lent(self) -> Mapping[str, Lent]:
+        """Its ephemeral devices, with how much of their time is lent now; empty without bubbles."""
+        self._machine()
+        return lent_now(self._stages)
 
     # -- opening and closing ----------------------------------------------------------------------------
 
@@ -283,12 +330,20 @@ class Local(Executor):
         if self._visible and job.options.get("sharing"):
             # Several processes on a GPU at once; where it can't be had, the GPU slices its time among them.
             self._mps.start(tuple(self._visible.values()))
+        if self._pool is not None:
+            self._pool.join()
+            while not self._pool.mine:  # others have them all: the first that is given up is ours
+                self._pool.update(list(self._machine()), (), time.monotonic())
+                time.sleep(0.0 if self._pool.mine else _STEAL_S)
+            self._free = None
 
     def close(self) -> None:
         """Kill all workers with all they have started."""
         if self._job is None:
             return
         self._job = None
+        if self._pool is not None:
+            self._pool.leave()
         workers = list(self._workers.values())
         if workers:
             _guardian.kill_sessions({worker.child.process.pid for worker in workers})
@@ -308,6 +363,32 @@ class Local(Executor):
             self._guard.wait()
         self._reset()
 
+    # -- sharing the machine ----------------------------------------------------------------------------
+
+    def leaving(self) -> frozenset[str]:
+        """Devices that other studies have a claim to: what runs there is to make room."""
+        return frozenset() if self._pool is None else frozenset(self._pool.leaving)
+
+    def _share_out(self) -> None:
+        """Now and then, take and give devices."""
+        now_s = time.monotonic()
+        if self._pool is None or now_s - self._shared_out_s < _TICK_S:
+            return
+        self._shared_out_s = now_s
+        busy = [name for name, on in self._on.items() if on]
+        if not self._pool.update(list(self._machine()), busy, now_s):
+            return
+        self._free = None
+        idle = [worker for workers in self._idle.values() for worker in workers]
+        spare = len(idle) - max(0, len(self._pool.mine) - len(busy))
+        for worker in sorted(idle, key=lambda each: each.heard_s)[: max(0, spare)]:
+            self._idle[worker.key].remove(worker)  # its memory goes back with the device
+            self._bury(worker)
+
+    def _owns(self, name: str) -> bool:
+        pool = self._pool
+        return pool is None or (name in pool.mine and name not in pool.leaving)
+
     # -- what is free -----------------------------------------------------------------------------------
 
     def free(self) -> Sequence[Free]:
@@ -316,10 +397,12 @@ class Local(Executor):
             depth = self._depth()
             found: list[Free] = []
             for name, device in self._machine().items():
+                if not self._owns(name):
+                    continue
                 fraction = max(0.0, 1.0 - self._held.get(name, 0.0))
                 fraction = fraction if fraction > _EPSILON else 0.0
                 backlog = 0
-                if depth:
+                if depth and name not in self._stages:
                     on = self._on.get(name, ())
                     if not on:
                         backlog = depth
@@ -356,6 +439,8 @@ class Local(Executor):
         if self._job is None:
             raise ExecutorError("The executor is not open.")
         tickets = [self._ticket(launch) for launch in launches]
+        if tickets and self._pool is not None:
+            self._pool.started()
         now_s = self._clock.now_s()
         for ticket in tickets:
             self._tickets[ticket.number] = ticket
@@ -403,6 +488,8 @@ class Local(Executor):
         fraction = sum(share.fraction for share in shares) / len(shares)
         if fraction < 1.0 - _EPSILON:  # its weight among those that share its devices
             facts = {**facts, "fraction": fraction}
+        if shares[0].device in self._stages:
+            facts = in_bubble(facts, self._stages[shares[0].device])
         names = tuple(f"cuda:{index}" for index in range(len(gpus))) or ("cpu",)
         specs = specs_of(launch)
         self._number += 1
@@ -466,8 +553,10 @@ class Local(Executor):
     def _seat(self, ticket: _Ticket, now_s: float) -> _Worker:
         """Give a ticket a worker of its own on its shares, which are free."""
         gpus, threads = self._needs(ticket.shares)
-        idle = self._idle.get((gpus, threads))
+        stage = ticket.shares[0].device if ticket.shares[0].device in self._stages else ""
+        idle = self._idle.get((gpus, threads, stage))
         worker = idle.pop() if idle else self._spawn(gpus, threads)
+        worker.stage = stage
         worker.shares = ticket.shares
         worker.exclusive = ticket.launch.placement.exclusive
         for share in ticket.shares:
@@ -713,6 +802,7 @@ class Local(Executor):
             events, self._events = self._events, []
             return events
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._share_out()
         first = True
         while True:
             self._pump()
@@ -891,7 +981,7 @@ class Local(Executor):
 
     def _steal(self) -> None:
         """Give idle devices what waits behind a segment that takes longer than expected."""
-        lonely = [name for name in self._machine() if not self._on.get(name)]
+        lonely = [name for name in self._machine() if not self._on.get(name) and self._owns(name)]
         if not lonely:
             return
         now_s = self._clock.now_s()

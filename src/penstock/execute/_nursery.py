@@ -23,6 +23,12 @@ from penstock.train._nursery import FORK, HEADER, REAP, REPLY, SETUP
 
 _READY_S = 120.0
 _HEAVY = ("torch",)
+_LIGHT = (
+    "penstock.train._process",
+    "penstock.energy",
+    "cloudpickle",
+    "psutil",
+)  # what a worker imports in any case
 # Read when libraries are loaded: nurseries started under other values are not used.
 _LOAD_PREFIXES = (
     "LD_",
@@ -178,11 +184,13 @@ _guard = threading.Lock()
 def nursery_for(environment: Mapping[str, str]) -> Nursery | None:
     """The nursery for workers of an environment; None where a new interpreter is as good or the only way.
 
-    That is: where the driver itself has not imported torch; on systems other than Linux, whose libraries
-    don't all survive a fork; where ``PENSTOCK_NURSERY=0`` forbids it.
+    That is: where the driver itself has not imported torch, unless ``PENSTOCK_NURSERY=1`` asks for it all the same
+    (workers that die often start again in milliseconds); on systems other than Linux, whose libraries don't all
+    survive a fork; where ``PENSTOCK_NURSERY=0`` forbids it.
     """
-    modules = [name for name in _HEAVY if name in sys.modules]
-    if not modules or sys.platform != "linux" or environment.get("PENSTOCK_NURSERY") == "0":
+    asked = environment.get("PENSTOCK_NURSERY")
+    modules = [name for name in _HEAVY if name in sys.modules] or (list(_LIGHT) if asked == "1" else [])
+    if not modules or sys.platform != "linux" or asked == "0":
         return None
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None

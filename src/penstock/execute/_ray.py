@@ -891,7 +891,8 @@ class Ray(Executor):
                 self._send(worker)
             else:
                 self._take(worker, answer)
-            if worker.call is call and worker in worker.lease.workers:
+            # Equal, not the same: Ray Client answers with references of its own.
+            if worker.call == call and worker in worker.lease.workers:
                 self._wait_for(worker, worker.actor.news.remote(worker.turn, _NEWS_S))
 
     def _note_offset(self, opened: Opened) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import io
 import os
 import pickle
 import sys
+from types import ModuleType
 from typing import Any
 
 from penstock.core.errors import InvalidInput
@@ -23,7 +26,7 @@ def pack(work: Any) -> bytes:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(work, protocol=5))
+        return dumps(work)
     except Exception as error:
         where, what, why = _culprit(work, error)
         name = getattr(work, "__qualname__", None) or type(work).__name__
@@ -34,6 +37,27 @@ def pack(work: Any) -> bytes:
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def dumps(value: Any) -> bytes:
+    """``cloudpickle.dumps``, with all imported modules by name, those of a class of their own as well.
+
+    cloudpickle takes a function that says ``torch.distributed`` and, anywhere, ``config`` to use the module
+    ``torch.distributed.config``, which is of such a class, and fails.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                name = obj.__name__
+                if sys.modules.get(name) is obj:
+                    return importlib.import_module, (name,)
+            return super().reducer_override(obj)
+
+    with io.BytesIO() as file:
+        Pickler(file, protocol=5).dump(value)
+        return file.getvalue()
 
 
 def _modules(work: Any) -> list[Any]:
@@ -70,10 +94,8 @@ def _importable(module: Any) -> bool:
 
 
 def _pickles(value: Any) -> Exception | None:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(value, protocol=5)
+        dumps(value)
     except Exception as error:
         return error
     return None

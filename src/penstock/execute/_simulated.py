@@ -19,12 +19,14 @@ from penstock.core import (
     Event,
     Free,
     Measurement,
+    Noted,
     Placement,
     Reported,
     Resized,
     Saved,
     Segment,
     Share,
+    Source,
     Started,
     TrialStatus,
     VirtualClock,
@@ -32,6 +34,7 @@ from penstock.core import (
 from penstock.core.check import is_real, number, whole
 from penstock.core.errors import ExecutorError, InvalidInput
 from penstock.core.measurement import measurement
+from penstock.energy import Draw, Fleet, SimulatedGpus
 from penstock.execute._base import Executor, Job, Launch
 from penstock.predict import Overhead
 from penstock.train._checkpoint import MemoryCheckpoints, Report
@@ -185,6 +188,7 @@ class _Member:
     stop: tuple[str, bool] | None = None
     step: _Step | None = None
     took_s: float = 0.0
+    drawn_j: float = 0.0
     ended: Ended | None = None
     paths: list[tuple[int, str]] = field(default_factory=list)
 
@@ -204,6 +208,7 @@ class _Flight:
     since_s: float = 0.0  # when the speed last changed
     begun_s: float = 0.0  # when the step began
     number: int = 0  # of its entry in the heap that counts
+    draw: Draw | None = None  # of the present step
 
 
 @final
@@ -227,6 +232,10 @@ class Simulated(Executor):
         failure: ``failure(trial, epoch, attempt)`` says whether the worker dies in that epoch, for tests.
         fused: How much longer an epoch takes for each further member of a fused placement: 0: they come for nothing,
             1: as long as one after another.
+        target: In a study with a surrogate: how many times longer an epoch of the full model takes than ``seconds``,
+            which is the narrow twin's.
+        power: What the devices draw; then power limits are profiled and set, and change both joules and seconds.
+            None: joules are those that the training function reports.
     """
 
     def __init__(
@@ -239,6 +248,8 @@ class Simulated(Executor):
         slots_per_trial: float = 1,
         overhead: Overhead | None = None,
         fused: float = 0.0,
+        target: float = 1.0,
+        power: SimulatedGpus | None = None,
     ) -> None:
         counts = _counts(devices)
         if any(count < 0 for count in counts.values()) or sum(counts.values()) < 1:
@@ -269,7 +280,14 @@ class Simulated(Executor):
             raise InvalidInput(f"slots_per_trial must be in (0, {total}], got {slots_per_trial}.")
         if not (math.isfinite(fused) and fused >= 0):
             raise InvalidInput(f"fused must be at least 0, got {fused!r}.")
+        if not number("target", target, "Give how many times longer.") > 0:
+            raise InvalidInput(f"target must be above 0, got {target!r}.")
+        if power is not None and not isinstance(power, SimulatedGpus):
+            raise InvalidInput(f"power takes SimulatedGpus(...), got {power!r}.")
         self._fused = float(fused)
+        self._target = float(target)
+        self.power = power
+        self._fleet: Fleet | None = None
         self.slots_per_trial = slots_per_trial
         self._made_with: tuple[Any, dict[str, Any]] = (
             devices,
@@ -280,6 +298,8 @@ class Simulated(Executor):
                 "slots_per_trial": slots_per_trial,
                 "overhead": overhead,
                 "fused": fused,
+                "target": target,
+                "power": power,
             },
         )
         self.overhead = overhead
@@ -336,6 +356,9 @@ class Simulated(Executor):
             raise InvalidInput(f"The work must be callable with a Run, got {job.work!r}.")
         self._reset()
         self._job = job
+        if self.power is not None and job.meter:
+            limits, profiles = job.options.get("power_limits"), job.options.get("power_profiles")
+            self._fleet = Fleet(self.power, limits, str(job.options.get("task", "")), profiles)
         self._settings = Settings(
             None, tuple(job.metrics), str(job.options.get("study", "")), job.options.get("make_meter")
         )
@@ -344,7 +367,7 @@ class Simulated(Executor):
         """Forget everything."""
         for _, member in list(self._flights.values()):
             member.source.quit()
-        self._job = None
+        self._job = self._fleet = None
         self._reset()
 
     def free(self) -> Sequence[Free]:
@@ -455,8 +478,9 @@ class Simulated(Executor):
 
     # -- time -------------------------------------------------------------------------------------------
 
-    def _cost_s(self, config: Config, epoch: int, placement: Placement) -> float:
+    def _cost_s(self, segment: Segment, epoch: int, placement: Placement) -> float:
         seconds: Any = self._seconds
+        config = segment.trial.config
         if self._takes_placement:
             cost = seconds(config, epoch, placement)
         else:
@@ -465,6 +489,8 @@ class Simulated(Executor):
             raise InvalidInput(
                 f"seconds gave {cost!r} for epoch {epoch} of {dict(config)}; it must be at least 0."
             )
+        if segment.options.get("model") == "target":
+            cost *= self._target
         if self.overhead is None and not self._takes_placement:
             cost /= min(1.0, sum(share.fraction for share in placement.shares))
         return float(cost) / min(self._speeds[self._devices[share.device].kind] for share in placement.shares)
@@ -476,10 +502,9 @@ class Simulated(Executor):
             if member.ended is not None:
                 continue
             member.step = step = member.source.next()
-            config, trial = member.segment.trial.config, member.segment.trial.id
-            taken = 0.0
+            trial, taken = member.segment.trial.id, 0.0
             for epoch in step.epochs:
-                taken += self._cost_s(config, epoch, placement)
+                taken += self._cost_s(member.segment, epoch, placement)
                 if self._failure is not None and self._failure(trial, epoch, placement.attempt):
                     flight.verdict, flight.lost = "its worker died: simulated", True
                     break
@@ -491,6 +516,13 @@ class Simulated(Executor):
             longest *= slower
             for member in going:
                 member.took_s *= slower / len(going)
+        if self._fleet is not None and longest > 0:
+            alone_s = longest / (1.0 + self._fused * (len(going) - 1))
+            config = going[0].segment.trial.config
+            flight.draw = self._fleet.step(now_s, config, len(going), longest, alone_s)
+            for member in going:
+                member.took_s *= flight.draw.seconds / longest
+            longest = flight.draw.seconds
         timeout_s = None if self._job is None else self._job.timeout_s
         if timeout_s is not None and longest > timeout_s:
             flight.verdict, flight.lost = f"no report for {timeout_s:g} s (timeout_s)", False
@@ -594,9 +626,18 @@ class Simulated(Executor):
     def _arrive(self, flight: _Flight, now_s: float) -> None:
         """The flight's step is over."""
         flight.number = 0
+        going = sum(member.ended is None for member in flight.members)
         if self.overhead is not None:
             for member in flight.members:
-                member.took_s = now_s - flight.begun_s
+                member.took_s = (now_s - flight.begun_s) / max(1, going)
+        if flight.draw is not None:
+            devices = sum(share.fraction for share in flight.shares)
+            drawn_j = flight.draw.energy_j(devices, now_s - flight.begun_s)
+            for member in flight.members:
+                member.drawn_j = drawn_j / max(1, going)
+            flight.draw = None
+        if self._fleet is not None:
+            self._events += [Noted(now_s, "power_profile", data) for data in self._fleet.news(now_s)]
         for member in flight.members:
             step, trial = member.step, member.segment.trial.id
             if member.ended is not None or step is None:
@@ -623,6 +664,8 @@ class Simulated(Executor):
         trial, end = member.segment.trial.id, step.end
         for epoch, metrics, _, energy in step.reports:
             drawn = None if energy is None else measurement(*energy)
+            if drawn is None and self._fleet is not None:
+                drawn = Measurement(member.drawn_j / len(step.reports), "J", Source.SIMULATED)
             self._events.append(Reported(now_s, trial, epoch, metrics, member.took_s, drawn))
             member.epoch = max(member.epoch, epoch)
         for epoch, path in step.saved:

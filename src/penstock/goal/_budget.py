@@ -83,8 +83,15 @@ class Budget:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Budget:
-        """The budget of its JSON-able form."""
-        return cls(**data)
+        """The budget of its JSON-able form.
+
+        Raises:
+            InvalidInput: It is something else.
+        """
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise InvalidInput(f"Not a budget written by to_json(): {error}.") from error
 
 
 def _limits() -> list[Field[Any]]:

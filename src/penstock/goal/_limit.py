@@ -147,8 +147,20 @@ class Limit:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Limit:
-        """The limit of its JSON-able form, without a user's function."""
-        return cls(Quantity(data["quantity"], data["unit"]), float(data["bound"]), bool(data["at_most"]))
+        """The limit of its JSON-able form, without a user's function.
+
+        Raises:
+            InvalidInput: It is something else.
+        """
+        try:
+            quantity = Quantity(data["quantity"], data["unit"])
+            return cls(quantity, float(data["bound"]), bool(data["at_most"]))
+        except (KeyError, TypeError, OverflowError) as error:
+            raise InvalidInput(f"Not a limit written by to_json(): {error!r}.") from error
+        except ValueError as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise InvalidInput(f"Not a limit written by to_json(): {error!r}.") from error
 
     def __bool__(self) -> bool:
         raise InvalidInput(

@@ -79,8 +79,15 @@ class Goal:
 
     @classmethod
     def from_json(cls, data: Sequence[Mapping[str, Any]]) -> Goal:
-        """The goal of its JSON-able form."""
-        return cls(tuple(Objective(o["metric"], o["maximize"]) for o in data))
+        """The goal of its JSON-able form.
+
+        Raises:
+            InvalidInput: It is something else.
+        """
+        try:
+            return cls(tuple(Objective(str(o["metric"]), bool(o["maximize"])) for o in data))
+        except (KeyError, TypeError, IndexError) as error:
+            raise InvalidInput(f"Not a goal written by to_json(): {error!r}.") from error
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.objectives))
@@ -108,6 +115,9 @@ def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
     ]
     pairs = [(record, values) for record, values in scored if values is not None]
     pairs = [pair for pair in pairs if pair[0].is_target] or pairs
+    # A half-trained one that a better configuration has replaced is no result, however little it drew.
+    whole = [pair for pair in pairs if pair[0].is_target and pair[0].status is TrialStatus.COMPLETED]
+    pairs = whole or pairs
     return [pairs[i][0] for i in goal.order([values for _, values in pairs])]
 
 

@@ -463,6 +463,15 @@ def _embedding(at: Follow, out: Tensor, index: Tensor, weight: Tensor, *rest: An
     at.set(out, [*at.of(index), table[1]])
 
 
+def _masked(at: Follow, mask: Any, queries: Dim, keys: Dim) -> None:
+    """A mask, which may be a buffer of the model, is as long as what it masks: it is no width."""
+    if not isinstance(mask, Tensor) or mask.dim() < 2:
+        return
+    for own, dim, size in zip(at.of(mask)[-2:], (queries, keys), mask.shape[-2:], strict=True):
+        if size != 1:
+            at.atoms.unite(dim, own, at.where)
+
+
 @_rule("multi_head_attention_forward")
 def _attention_layer(
     at: Follow,
@@ -505,6 +514,7 @@ def _attention_layer(
     size = a.new(width // num_heads)
     a.unite((*heads, *size), wide, where)
     at.heads[at._stack[-1]] = (heads, size)
+    _masked(at, more.get("attn_mask"), at.of(query)[0], at.of(key)[0])
     at.set(out[0], at.of(query))
     if out[1] is not None:
         at.set(out[1], [a.new(n, KEPT) for n in out[1].shape])
@@ -521,6 +531,7 @@ def _attention(at: Follow, out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: 
         if a.size(one) == a.size(two):  # grouped-query attention has fewer key heads
             a.unite(one, two, where)
         a.unite(two, three, where)
+    _masked(at, rest[0] if rest else more.get("attn_mask"), at.of(q)[-2], at.of(k)[-2])
     if q.dim() > 3:
         at.heads[at._stack[-1]] = (at.of(q)[-3], at.of(q)[-1])
     at.set(out, [*at.of(q)[:-1], at.of(v)[-1]])

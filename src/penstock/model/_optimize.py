@@ -343,16 +343,22 @@ class FusedOptimizer:
 
     def join(self, gradients: Sequence[Tensor | None]) -> Rows:
         """The gradients laid out like the stack."""
-        count = len(self.stack)
-        parts = [
-            torch.zeros(
-                (count, slot.stop - slot.start), dtype=self.stack.flat.dtype, device=self.stack.flat.device
-            )
-            if g is None
-            else g.reshape(count, -1)
-            for g, slot in zip(gradients, self.stack.slots, strict=True)
-        ]
-        return torch.cat(parts, 1)
+        count, flat = len(self.stack), self.stack.flat
+        pairs = list(zip(gradients, self.stack.slots, strict=True))
+        if all(g is None or g.is_contiguous() for g in gradients):
+            parts = [
+                flat.new_zeros(count, slot.stop - slot.start) if g is None else g.reshape(count, -1)
+                for g, slot in pairs
+            ]
+            return torch.cat(parts, 1)
+        rows = torch.empty_like(flat)  # gradients of another layout (kernels) are copied once, not twice
+        for g, slot in pairs:
+            place = self.stack.view(rows, slot)
+            if g is None:
+                place.zero_()
+            else:
+                place.copy_(g)
+        return rows
 
     def apply(self, rows: Rows, used: tuple[bool, ...]) -> None:
         """Clip and update. The steps' counts are ``count``'s."""

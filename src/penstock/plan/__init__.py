@@ -6,8 +6,10 @@ from penstock.plan._bubbles import (
     Interval,
     Lent,
     Pipeline,
+    beside,
     fitted_count,
     lend,
+    recall,
     squeeze,
 )
 from penstock.plan._devices import (
@@ -71,6 +73,7 @@ __all__ = [
     "TransferStanding",
     "allocate",
     "apart",
+    "beside",
     "choose_count",
     "cost",
     "dynamic_widths",
@@ -87,6 +90,7 @@ __all__ = [
     "merges",
     "must_agree",
     "pack",
+    "recall",
     "share_devices",
     "splits",
     "squeeze",

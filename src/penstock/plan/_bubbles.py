@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
-from penstock.core.device import Share
+from penstock.core.device import Device, Share
 from penstock.core.errors import InvalidInput
 from penstock.core.group import Segment
 from penstock.core.plan import Placement, Plan, PlanPass
 from penstock.plan._fusion import FusionChoice
+from penstock.plan._split import LEAST_GAIN, FusedGroup, Regroup, time_left_s
 
 _TINY_S = 1e-12
 
@@ -422,6 +423,153 @@ def squeeze(
         return replace(plan, waiting=(*promoted, *kept, *rest), free=exclusive, placed=tuple(placed))
 
     return place
+
+
+def beside(
+    passes: Iterable[PlanPass],
+    lent: Callable[[], Mapping[str, Lent]],
+    *,
+    choice: Callable[[Segment], FusionChoice | None] = lambda segment: None,
+) -> tuple[PlanPass, ...]:
+    """A planner for exclusive devices that also has bubbles.
+
+    The exclusive devices are filled first, with the promoted trials before those of the first rung; whatever is left
+    then goes into bubbles, the first rung before the rest. Nothing waits while a bubble is free: trials leave it
+    (``recall``) when an exclusive device falls idle.
+
+    Args:
+        passes: Of the exclusive devices alone.
+        lent: The ephemeral devices at present.
+        choice: As of ``squeeze``.
+    """
+    inner = tuple(passes)
+
+    def place(plan: Plan) -> Plan:
+        now = lent()
+        bubbles = tuple(free for free in plan.free if free.device.id in now)
+        if now:
+            exclusive = tuple(free for free in plan.free if free.device.id not in now)
+            ordered = sorted(plan.waiting, key=lambda w: all(map(early, w.segments)))
+            plan = replace(plan, waiting=tuple(ordered), free=exclusive)
+        for step in inner:
+            plan = step(plan)
+        if not bubbles:
+            return plan
+        left = plan.free
+        ordered = sorted(plan.waiting, key=lambda w: not all(map(early, w.segments)))
+        plan = replace(plan, waiting=tuple(ordered), free=bubbles)
+        plan = squeeze(now, choice=choice, belongs=lambda segment: True)(plan)
+        return replace(plan, free=left)
+
+    return (place,)
+
+
+def recall(
+    groups: Sequence[FusedGroup],
+    idle: Sequence[Device],
+    lent: Mapping[str, Lent],
+    *,
+    count: int | None = None,
+    cost_s: float = 0.0,
+    least_gain: float = LEAST_GAIN,
+) -> tuple[Regroup, ...]:
+    """Who leaves the bubbles for exclusive devices that are idle, or whose fused groups have room.
+
+    A trial in bubbles makes a fraction of the progress it would make alone, and nothing of it is lost when it goes on
+    elsewhere. So bubbles hold whatever the exclusive devices have not come to yet, and these take those trials out of
+    the bubbles that would end last, and train them as one (Hydro 5.1: the top trials go on on exclusive resources).
+    Members of one kind are taken together, as many as fuse well.
+
+    Args:
+        groups: What runs, each as it is on its present device (``epoch_s`` is what an epoch takes there); a trial
+            that trains alone is a group of one.
+        idle: Exclusive devices with nothing to do and nothing waiting for them.
+        lent: The ephemeral devices by id.
+        count: The most members of a group of which nothing was measured; None: as many as the largest has.
+        cost_s: What the change costs.
+        least_gain: By which part those that leave must end sooner, at least. A running group takes in no less than
+            this part of what it could have: it is taken apart and made anew for it.
+
+    Returns:
+        Orders, at most one per device. Where a group runs on the device, its members are in the order, too.
+    """
+    if not cost_s >= 0.0 or not 0.0 <= least_gain < 1.0:
+        raise InvalidInput(
+            f"cost_s must be at least 0 and least_gain in [0, 1), got {cost_s!r} and {least_gain!r}."
+        )
+    there = [group for group in groups if group.device.id in lent and max(group.epochs_left) > 0]
+    hosts: list[tuple[Device, FusedGroup | None]] = [(d, None) for d in idle if d.id not in lent]
+    hosts += [(group.device, group) for group in groups if group.device.id not in lent]
+    orders: list[Regroup] = []
+    for device, host in hosts:
+        best: tuple[float, tuple[int, ...]] | None = None
+        for kind in dict.fromkeys(group.kind for group in there):
+            if host is not None and host.kind != kind:
+                continue
+            alike = [group for group in there if group.kind == kind]
+            found = _recalled(alike, host, lent, count, cost_s, least_gain)
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+        if best is None:
+            continue
+        gone = set(best[1])
+        residents = () if host is None else host.members
+        orders.append(Regroup((*residents, *best[1]), device.id))
+        there = [left for group in there if (left := _without(group, gone)) is not None]
+    return tuple(orders)
+
+
+def _without(group: FusedGroup, gone: set[int]) -> FusedGroup | None:
+    """What is left of a group, if it has anything ahead."""
+    stay = [at for at, member in enumerate(group.members) if member not in gone]
+    if not stay or not any(group.epochs_left[at] for at in stay):
+        return None
+    return replace(
+        group,
+        members=tuple(group.members[at] for at in stay),
+        epochs_left=tuple(group.epochs_left[at] for at in stay),
+        epoch_s=group.epoch_of_s(len(stay)),
+    )
+
+
+def _recalled(
+    groups: Sequence[FusedGroup],
+    host: FusedGroup | None,
+    lent: Mapping[str, Lent],
+    count: int | None,
+    cost_s: float,
+    least_gain: float,
+) -> tuple[float, tuple[int, ...]] | None:
+    """Of groups of one kind in bubbles: the time that is saved, and the members who then leave: those who end last."""
+    known = [*groups, host] if host is not None else groups
+    choice = next((group.choice for group in known if group.choice is not None), None)
+    most = choice.count if choice is not None else count or max(len(group.members) for group in known)
+    stay: list[int] = []
+    if host is not None:
+        # Who is done before the slowest of the newcomers has come makes room for them.
+        waits_s = max(group.epoch_s for group in groups)
+        stay = [left for left in host.epochs_left if left * host.epoch_s > waits_s]
+    room = most - len(stay)
+    if room <= 0 or (host is not None and room < least_gain * most):
+        return None
+    rows: list[tuple[float, int, int, FusedGroup]] = []
+    for group in groups:
+        end = time_left_s(group, group.epochs_left)
+        pairs = zip(group.members, group.epochs_left, strict=True)
+        rows += [(end, left, member, group) for member, left in pairs if left > 0]
+    rows.sort(key=lambda row: (-row[0], -row[1], row[2]))
+    taken = rows[:room]
+    if host is not None and len(taken) < least_gain * most:
+        return None
+    slowest = taken[0][3]
+    # The same group without the slowness of its bubbles, from which any other size is reckoned.
+    alone = replace(slowest, epoch_s=slowest.epoch_s * lent[slowest.device.id].speed)
+    # The newcomers among all who train there by then; who is longer there than they are does not hold them up.
+    lefts = [left for _, left, _, _ in taken]
+    end_s = cost_s + time_left_s(alone, [*(min(left, max(lefts)) for left in stay), *lefts])
+    if not end_s < (1.0 - least_gain) * taken[0][0]:
+        return None
+    return taken[0][0] - end_s, tuple(member for _, _, member, _ in taken)
 
 
 def _fitting(placement: Placement, device: Lent, choice: FusionChoice | None) -> int:

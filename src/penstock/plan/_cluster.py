@@ -1,22 +1,30 @@
 """A cluster in virtual time: tuning jobs arrive, a policy gives their trials devices of several kinds, time passes.
 
-Pure. Thousands of jobs on a thousand devices take seconds where kinds don't count; the policy that knows the kinds
-solves a small linear program at many events and takes far longer. A trial runs to its end on one device.
+Pure. Thousands of jobs on a thousand devices take a minute or two. A trial runs to its end on one device.
 """
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, final
 
 from penstock.core.errors import InvalidInput
-from penstock.plan._devices import Demand, DeviceKind, Goal, Rate, Rates, allocate, cost, target_kind
+from penstock.plan._devices import DeviceKind, Goal, Rate, Rates, cost, target_kind
 
-_FEW = 64  # jobs, of which the neediest is looked for afresh each time
+_FEW = 64  # jobs, up to which the policy looks ahead, and at everybody
+_LOOKS = 16  # with more of them, at how many that would be held up before a device is left idle
+
+_URGENT = 0.5  # a job with a quarter of the work left bids twice as much
+
+_Tactic: TypeAlias = Literal["wait", "start", "short", "any"]
+_TACTICS: tuple[_Tactic, ...] = ("wait", "start", "short", "any")
+"""Of the aware policy: by merit, and wait for a faster device where that ends sooner; by merit; by merit, waiting, and
+short jobs first; any free device."""
 
 Policy: TypeAlias = Literal["agnostic", "aware"]
 
@@ -79,7 +87,7 @@ class ClusterOutcome:
         held_s: Device seconds at work or idle and not yet released, by kind.
         energy_j: Energy of all held devices; 0 where no power is known.
         money: Price of all held devices; 0 where no price is known.
-        solved: How often the allocation was computed.
+        looked: How often the policy has looked ahead.
         runs: (job, device kind, begin, end) of every trial, if asked for; a target trial's begin is that of its device.
     """
 
@@ -89,7 +97,7 @@ class ClusterOutcome:
     held_s: Mapping[str, float]
     energy_j: float
     money: float
-    solved: int = 0
+    looked: int = 0
     runs: tuple[tuple[str, str, float, float], ...] = ()
 
     @property
@@ -132,10 +140,6 @@ class _Job:
     target: str = "none"  # none -> waiting -> running -> done
     speeds: list[float] = field(default_factory=list)
     left: float = 0.0  # iterations not ended
-    owed_s: list[float] = field(
-        default_factory=list
-    )  # by kind: device seconds of its share less those it had
-    owed_at_s: float = 0.0
 
     @property
     def running(self) -> int:
@@ -163,6 +167,7 @@ def simulate_cluster(
     acquire_s: float = 0.0,
     seed: int = 0,
     keep_runs: bool = False,
+    short_first: bool = True,
 ) -> ClusterOutcome:
     """Run jobs on a cluster in virtual time.
 
@@ -173,8 +178,11 @@ def simulate_cluster(
         jobs: The jobs.
         devices: The kinds of devices.
         truth: What each kind of trial makes of each kind of device.
-        policy: ``"agnostic"``: any free device is as good as another; ``"aware"``: as ``allocate`` says, and no trial
-            begins on a device on which it would hold its job up.
+        policy: ``"agnostic"``: any free device is as good as another. ``"aware"``: a device goes to whom it serves best
+            (its cost there against that on the job's best kind) for the devices the job has already, and no trial
+            begins on one on which it would hold its job up. At every arrival it looks ahead: where the jobs that
+            are there would end sooner on the whole without waiting for faster devices, or without minding kinds at
+            all, it does that.
         goal: For ``"aware"``, what is to be saved.
         eta: For ``goal="energy"``.
         learn: The policy knows no rate at first, and learns each from a trial's first iterations.
@@ -182,6 +190,8 @@ def simulate_cluster(
         acquire_s: What getting a released device again takes.
         seed: Of the devices that ``"agnostic"`` takes.
         keep_runs: Keep every trial's device and times.
+        short_first: Whether ``"aware"`` may also prefer jobs with little work left, where looking ahead says that this
+            ends jobs sooner on the whole; False: it differs from ``"agnostic"`` in the kinds alone.
 
     Raises:
         InvalidInput: A job's trials run on no device there is, or a name is used twice.
@@ -190,9 +200,10 @@ def simulate_cluster(
         raise InvalidInput(f'policy must be "agnostic" or "aware", got {policy!r}.')
     if not devices:
         raise InvalidInput("A cluster needs devices.")
-    return _Cluster(
-        jobs, devices, truth, policy, goal, eta, learn, release_s, acquire_s, seed, keep_runs
-    ).run()
+    cluster = _Cluster(jobs, devices, truth, policy, goal, eta, learn, release_s, acquire_s, seed, keep_runs)
+    if not short_first:
+        cluster.tactics = tuple(tactic for tactic in _TACTICS if tactic != "short")
+    return cluster.run()
 
 
 @final
@@ -232,7 +243,6 @@ class _Cluster:
                     held=[0] * len(devices),
                     speeds=speeds,
                     left=job.iterations,
-                    owed_s=[0.0] * len(devices),
                 )
             )
         if len({j.job.name for j in self.jobs}) != len(self.jobs):
@@ -243,21 +253,19 @@ class _Cluster:
         self.sequence = 0
         self.now = 0.0
         self.active: dict[int, _Job] = {}
-        self.queue: list[tuple[float, int, int]] = []  # agnostic: devices per weight, order, devices then
-        self.lacking: list[list[tuple[float, int]]] = [
-            [] for _ in devices
-        ]  # aware: by kind, who lacks most first
+        # By kind of trial: devices per weight, order, devices then. Who changes since is entered anew.
+        self.queues: dict[str, list[tuple[float, int, int]]] = {state.job.kind: [] for state in self.jobs}
         self.targets: list[_Job] = []
-        self.shares: dict[str, dict[str, float]] = {}
-        self.stale = 0  # changes since the allocation was computed
-        self.ended: list[tuple[_Job, int]] = []  # trials that have just ended, and where
-        self.version = self.believed_at = -1
+        self.tactic: _Tactic = "any" if policy == "agnostic" else "wait"
+        self.tactics = _TACTICS
+        self.arrived = False
+        self.believed_at = -1
         self.believed: dict[str, tuple[list[float], list[float]]] = {}
         self.jct_s: dict[str, float] = {}
         self.busy_s = [0.0] * len(devices)
         self.held_s = [0.0] * len(devices)
         self.energy_j = 0.0
-        self.solved = 0
+        self.looked = 0
         self.keep_runs = keep_runs
         self.runs: list[tuple[str, str, float, float]] = []
 
@@ -267,14 +275,7 @@ class _Cluster:
     def run(self) -> ClusterOutcome:
         for index, state in enumerate(self.jobs):
             self._push(state.job.arrival_s, index, -1, "arrival")
-        while self.events:
-            self.now = self.events[0][0]
-            while self.events and self.events[0][0] == self.now:
-                _, _, index, kind, what = heapq.heappop(self.events)
-                self._happen(self.jobs[index], kind, what)
-            self._fill()
-            if not self.events and self.active:
-                self._fill(force=True)
+        self._go_on()
         for k, idle in enumerate(self.free):
             for since in idle:
                 self._idle(k, since)
@@ -288,9 +289,23 @@ class _Cluster:
             dict(zip(names, self.held_s, strict=True)),
             self.energy_j,
             money,
-            self.solved,
+            self.looked,
             tuple(self.runs),
         )
+
+    def _go_on(self) -> None:
+        """Until nothing happens any more."""
+        while self.events:
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] == self.now:
+                _, _, index, kind, what = heapq.heappop(self.events)
+                self._happen(self.jobs[index], kind, what)
+            if self.arrived and self.policy == "aware":
+                self._look_ahead()
+            self.arrived = False
+            self._fill()
+            if not self.events and self.active:
+                self._fill(force=True)
 
     # ---------------------------------------------- events
 
@@ -301,7 +316,7 @@ class _Cluster:
     def _happen(self, state: _Job, k: int, what: str) -> None:
         if what == "arrival":
             self.active[state.order] = state
-            state.owed_at_s = self.now
+            self.arrived = True
             self._begin_rung(state)
             return
         self.free[k].append(self.now)
@@ -309,9 +324,7 @@ class _Cluster:
             state.target = "done"
             state.left -= state.job.target_iterations
         else:
-            self._settle(state)
             state.held[k] -= 1
-            self.ended.append((state, k))
             state.left -= state.iterations
             state.ended += 1
             state.rung_left -= 1
@@ -326,11 +339,9 @@ class _Cluster:
         if not state.rung_left and state.target in ("none", "done"):
             del self.active[state.order]
             self.jct_s[state.job.name] = self.now - state.job.arrival_s
-            self.stale += 1
 
     def _begin_rung(self, state: _Job) -> None:
         state.pending = state.rung_left = state.job.rungs[state.rung][0]
-        self.stale += 1
         self._queue(state)
 
     def _start(self, state: _Job, k: int, what: str = "trial") -> None:
@@ -349,11 +360,8 @@ class _Cluster:
         if what == "target":
             state.target = "running"
         else:
-            self._settle(state)
             state.pending -= 1
             state.held[k] += 1
-            if not state.pending:
-                self.stale += 1  # it wants no more than it has
         if self.learn and self.rates.known(state.job.kind, device.name) is None:
             few = self.rates.least
             joules = power_w * few / rate.per_s
@@ -380,26 +388,10 @@ class _Cluster:
 
     def _fill(self, force: bool = False) -> None:
         self._fill_targets()
-        if self.policy == "agnostic":
-            self._fill_agnostic()
-            return
-        # A thousand jobs change all the time, each by little: the more there are, the more changes it takes.
-        if self.stale > len(self.active) // 16 or self.rates.version != self.version:
-            self._solve()
-        for state, k in self.ended:  # with many jobs: most often the device's next trial is of the same job
-            if len(self.active) > _FEW and self.free[k] and state.may_start:
-                lacks, heap = self._lacks(state, k), self.lacking[k]
-                if lacks >= 0.5 and (not heap or lacks >= -heap[0][0]) and not self._holds_up(state, k):
-                    self._start(state, k)
-        self.ended.clear()
-        newest = sorted(range(len(self.devices)), key=lambda k: -self.devices[k].generation)
-        for choose in (self._most_lacking, self._most_fit):  # shares first, what is left over by merit
-            for k in newest:
-                while self.free[k]:
-                    chosen = choose(k, force)
-                    if chosen is None:
-                        break
-                    self._start(chosen, k)
+        if self.tactic == "any":
+            self._fill_any()
+        else:
+            self._fill_fit(waits=self.tactic != "start" and not force)
 
     def _fill_targets(self) -> None:
         for state in list(self.targets):
@@ -409,10 +401,11 @@ class _Cluster:
             if self.policy == "agnostic":
                 k = self._any(open_kinds)
             else:
-                best = max(state.speeds)
+                speeds = self._belief(state.job.kind)[0]
+                best = max(speeds)
                 names = target_kind(state.job.kind, self.devices, self.rates)
                 ranked = [next(i for i, d in enumerate(self.devices) if d.name == name) for name in names]
-                fine = [k for k in ranked if k in open_kinds and 2 * state.speeds[k] >= best]
+                fine = [k for k in ranked if k in open_kinds and 2 * speeds[k] >= best]
                 if not fine:
                     continue
                 k = fine[0]
@@ -424,108 +417,132 @@ class _Cluster:
         return self.rng.choices(kinds, [len(self.free[k]) for k in kinds])[0]
 
     def _queue(self, state: _Job) -> None:
-        if self.policy == "aware":
-            for k, heap in enumerate(self.lacking):
-                lacks = self._lacks(state, k)
-                if lacks > 1e-9:
-                    heapq.heappush(heap, (-lacks, state.order))
-            return
         if state.may_start:
-            heapq.heappush(self.queue, (state.running / state.job.weight, state.order, state.running))
+            devices = state.running / state.job.weight
+            if self.tactic == "short":
+                devices = (1 + state.running) / state.job.weight * state.left**_URGENT
+            entry = devices, state.order, state.running
+            heapq.heappush(self.queues[state.job.kind], entry)
 
-    def _fill_agnostic(self) -> None:
-        skipped = []
-        while self.queue and any(self.free):
-            entry = heapq.heappop(self.queue)
-            state = self.jobs[entry[1]]
-            if entry[2] != state.running or not state.may_start:
-                continue  # it has changed since
+    def _head(self, kind: str) -> _Job | None:
+        """Who has the fewest devices for its weight among the jobs of a kind; the earliest of them."""
+        heap = self.queues[kind]
+        while heap:
+            state = self.jobs[heap[0][1]]
+            if heap[0][2] == state.running and state.may_start:
+                return state
+            heapq.heappop(heap)  # it has changed since
+        return None
+
+    def _fill_any(self) -> None:
+        """Who has the fewest devices gets any that is free."""
+        aside: list[_Job] = []
+        while any(self.free):
+            heads = [state for kind in self.queues if (state := self._head(kind)) is not None]
+            if not heads:
+                break
+            state = min(heads, key=lambda s: (s.running / s.job.weight, s.order))
+            heapq.heappop(self.queues[state.job.kind])
             kinds = [k for k, idle in enumerate(self.free) if idle and state.speeds[k] > 0]
-            if not kinds:
-                skipped.append(entry)
-                continue
-            self._start(state, self._any(kinds))
-            self._queue(state)
-        for entry in skipped:
-            heapq.heappush(self.queue, entry)
-
-    def _solve(self) -> None:
-        demands = []
-        for state in self.active.values():
-            self._settle(state)
-            wants = state.pending + state.running
-            if state.job.max_devices is not None:
-                wants = min(wants, state.job.max_devices)
-            if wants:
-                urgency = 1 / max(state.left / max(state.speeds), 1e-9)
-                demands.append(Demand(state.job.name, state.job.kind, wants, state.job.weight, urgency))
-        self.shares = allocate(demands, self.devices, self.rates, goal=self.goal, eta=self.eta)
-        self.stale, self.version = 0, self.rates.version
-        self.solved += 1
-        self.lacking = [
-            [
-                (-lacks, state.order)
-                for state in self.active.values()
-                if (lacks := self._lacks(state, k)) > 1e-9
-            ]
-            for k in range(len(self.devices))
-        ]
-        for heap in self.lacking:
-            heapq.heapify(heap)
-
-    def _most_lacking(self, k: int, force: bool) -> _Job | None:
-        """Who lacks a device of kind ``k`` most."""
-        if (
-            len(self.active) <= _FEW
-        ):  # exactly; with many, those that have waited are found at the next allocation
-            self.lacking[k] = [(-self._lacks(state, k), state.order) for state in self.active.values()]
-            heapq.heapify(self.lacking[k])
-        heap, aside = self.lacking[k], []
-        found: _Job | None = None
-        while heap and found is None:
-            entry = heapq.heappop(heap)
-            state = self.jobs[entry[1]]
-            lacks = self._lacks(state, k)
-            if not state.may_start or lacks <= 1e-9 or state.speeds[k] <= 0:
-                continue  # it comes back when that changes
-            if lacks < -entry[0] - 1e-9:
-                heapq.heappush(heap, (-lacks, entry[1]))
-            elif force or not self._holds_up(state, k):
-                found = state
-                heapq.heappush(heap, (-(lacks - 1), entry[1]))
+            if kinds:
+                self._start(state, self._any(kinds))
+                self._queue(state)
             else:
-                aside.append(entry)
-        for entry in aside:
-            heapq.heappush(heap, entry)
-        return found
+                aside.append(state)
+        for state in aside:
+            self._queue(state)
 
-    def _most_fit(self, k: int, force: bool) -> _Job | None:
-        """Who makes the most of a device of kind ``k`` beyond its share: nothing is to lie idle."""
-        found, best = None, 0.0
-        for state in self.active.values():
-            if state.may_start and state.speeds[k] > 0:
-                merit = self._belief(state.job.kind)[1][k] / (1 + state.running)
-                if merit > best and (force or not self._holds_up(state, k)):
-                    found, best = state, merit
-        return found
+    def _fill_fit(self, *, waits: bool) -> None:
+        """Each device to whom it serves best, for the devices that job has already: fair, and by kind.
 
-    def _settle(self, state: _Job) -> None:
-        """Account for what a job had and what was its share since the last time."""
-        passed_s = self.now - state.owed_at_s
-        if passed_s > 0:
-            shares = self.shares.get(state.job.name, {})
-            for k, device in enumerate(self.devices):
-                state.owed_s[k] += passed_s * (shares.get(device.name, 0.0) - state.held[k])
-            state.owed_at_s = self.now
+        A job's merit of a kind is 1 on its best one, so the kind that serves everybody best is shared equally, and
+        the others go to those who lose least by them.
+        """
+        aside: list[_Job] = []
+        while any(self.free) and (len(aside) < _LOOKS or len(self.active) <= _FEW):
+            best: tuple[float, int, int] | None = None
+            for kind in self.queues:
+                state = self._head(kind)
+                if state is None:
+                    continue
+                merits = self._belief(kind)[1]
+                fair = state.job.weight / (1 + state.running)
+                if self.tactic == "short":
+                    fair *= (max(self._belief(kind)[0]) / state.left) ** _URGENT
+                for k, idle in enumerate(self.free):
+                    if idle and state.speeds[k] > 0:
+                        bid = merits[k] * fair, -state.order, k
+                        if best is None or bid > best:
+                            best = bid
+            if best is None:
+                break
+            state = self.jobs[-best[1]]
+            heapq.heappop(self.queues[state.job.kind])
+            k = best[2] if not waits else self._unheld(state, best[2])
+            if k < 0:
+                aside.append(state)
+            else:
+                self._start(state, k)
+                self._queue(state)
+        for state in aside:
+            self._queue(state)
 
-    def _lacks(self, state: _Job, k: int) -> float:
-        """How many devices of a kind a job has too few: a part of a device now is a whole one now and then."""
-        self._settle(state)
-        share = self.shares.get(state.job.name, {}).get(self.devices[k].name, 0.0)
-        if share <= 1e-9 or state.speeds[k] <= 0:
-            return 0.0
-        credit = state.owed_s[k] * state.speeds[k] / state.iterations
-        return share - state.held[k] + max(-1.0, min(1.0, credit))
+    def _unheld(self, state: _Job, first: int) -> int:
+        """The kind of free device with the most merit on which a trial would not hold its job up; -1: none."""
+        if not self._holds_up(state, first):
+            return first
+        merits = self._belief(state.job.kind)[1]
+        others = [k for k, idle in enumerate(self.free) if idle and k != first and state.speeds[k] > 0]
+        for k in sorted(others, key=lambda k: -merits[k]):
+            if not self._holds_up(state, k):
+                return k
+        return -1
+
+    # ---------------------------------------------- looking ahead
+
+    def _look_ahead(self) -> None:
+        """Choose the tactic under which the jobs that are there would be done soonest, if no other came."""
+        if len(self.active) > _FEW:
+            self._turn_to("wait")
+            return
+        if any(0.0 in self._belief(state.job.kind)[0] for state in self.active.values()) and self.learn:
+            return  # not everything is known yet
+        self.looked += 1
+        ends = {tactic: self._ahead(tactic) for tactic in self.tactics}
+        self._turn_to(min(self.tactics, key=lambda tactic: ends[tactic]))
+
+    def _turn_to(self, tactic: _Tactic) -> None:
+        if tactic != self.tactic:
+            self.tactic = tactic
+            self.queues = {kind: [] for kind in self.queues}
+            for state in self.active.values():
+                self._queue(state)
+
+    def _ahead(self, tactic: _Tactic) -> float:
+        """The sum of the present jobs' completion times under a tactic."""
+        other = copy.copy(self)
+        other.learn, other.keep_runs = False, False
+        other.jobs = list(self.jobs)
+        for order, state in self.active.items():
+            speeds = self._belief(state.job.kind)[0] if self.learn else state.speeds
+            other.jobs[order] = replace(state, held=list(state.held), speeds=list(speeds))
+        other.active = {order: other.jobs[order] for order in self.active}
+        other.targets = [other.jobs[state.order] for state in self.targets]
+        other.free = [list(idle) for idle in self.free]
+        other.ends = [list(ends) for ends in self.ends]
+        other.events = [event for event in self.events if event[4] != "arrival"]
+        heapq.heapify(other.events)
+        other.queues = {kind: list(heap) for kind, heap in self.queues.items()}
+        other.rng = random.Random()
+        other.rng.setstate(self.rng.getstate())
+        other.jct_s, other.runs, other.arrived = {}, [], False
+        other.busy_s, other.held_s = list(self.busy_s), list(self.held_s)
+        other._turn_to(tactic)
+        other._fill()
+        if not other.events:
+            other._fill(force=True)
+        other._go_on()
+        return math.fsum(other.jct_s.values())
 
     def _belief(self, kind: str) -> tuple[list[float], list[float]]:
         """Speeds and merits (the best kind's cost over this one's) of a kind of trials, as far as known now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
@@ -116,7 +116,9 @@ def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> P
     board.settle(plan.running, outlook.running_s, lambda left_s: 1)
     if not board.whole:
         return plan
-    candidates = _candidates(plan, outlook, model)
+    # In the order of their ends only so many can get one of the idle devices; some more, as not for all it pays.
+    most = 4 * board.whole + 32 if idle == "longest" else None
+    candidates = _candidates(plan, outlook, model, most)
     if not candidates:
         return plan
     if idle == "waterfill":
@@ -146,10 +148,10 @@ def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> P
     return replace(plan, placed=tuple(placed), resized=tuple(resized), free=board.free())
 
 
-def _candidates(plan: Plan, outlook: Outlook, model: Overhead) -> list[_Candidate]:
-    """Trials that more devices would help, by the cost of a change alone."""
+def _candidates(plan: Plan, outlook: Outlook, model: Overhead, most: int | None) -> list[_Candidate]:
+    """Trials that more devices would help, by the cost of a change alone: all, or those that would end last."""
     tenants = outlook.tenants(plan)
-    found = []
+    found: list[_Candidate] = []
     last = len(plan.running) + len(plan.placed)
 
     def consider(index: int, placement: Placement, left_s: float, rank: int | None, running: bool) -> None:
@@ -169,13 +171,36 @@ def _candidates(plan: Plan, outlook: Outlook, model: Overhead) -> list[_Candidat
             candidate.wants = 0
             found.append(candidate)
 
-    for index, item in enumerate(plan.running):
-        if not item.changing:
-            consider(index, item.placement, outlook.running_s[index], item.rank, True)
-    for index, placement in enumerate(plan.placed):
-        if placement.shares:
-            consider(index, placement, outlook.expected_s(placement), None, False)
+    running = [index for index, item in enumerate(plan.running) if not item.changing]
+    placed = [index for index, placement in enumerate(plan.placed) if placement.shares]
+    if most is not None and len(running) + len(placed) > most:
+        ends = [
+            (outlook.running_s[index] / _pace(plan.running[index].placement, tenants, model), True, index)
+            for index in running
+        ]
+        ends += [
+            (outlook.expected_s(plan.placed[index]) / _pace(plan.placed[index], tenants, model), False, index)
+            for index in placed
+        ]
+        last_ones = heapq.nlargest(most, ends)
+        running = sorted(index for _, runs, index in last_ones if runs)
+        placed = sorted(index for _, runs, index in last_ones if not runs)
+    for index in running:
+        item = plan.running[index]
+        consider(index, item.placement, outlook.running_s[index], item.rank, True)
+    for index in placed:
+        placement = plan.placed[index]
+        consider(index, placement, outlook.expected_s(placement), None, False)
     return found
+
+
+def _pace(placement: Placement, tenants: Mapping[str, int], model: Overhead) -> float:
+    """How fast it runs now."""
+    shares = placement.shares
+    if len(shares) > 1:
+        return model.speed(len(shares))
+    crowd = tenants[shares[0].device]
+    return 1.0 if crowd == 1 else float(model.alpha ** (1 - crowd))
 
 
 def _hand_out(candidates: Sequence[_Candidate], devices: int, model: Overhead, idle: Idle) -> None:

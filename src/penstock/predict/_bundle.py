@@ -102,7 +102,7 @@ class Predictors:
         """The quantity of a configuration; None if nothing is known of it (yet)."""
         if self._exactly(quantity):
             assert self._extra is not None
-            return Prediction(float(self._extra(config)[quantity]), 0.0)
+            return Prediction(float(self._extra(config)[quantity]), 0.0, 0.0)
         model = self._models.get(quantity)
         return None if model is None else model.predict(config)
 
@@ -116,6 +116,11 @@ class Predictors:
             return values, np.zeros(len(configs))
         model = self._models.get(quantity)
         return None if model is None else model.predict_many(configs)
+
+    def doubt_many(self, quantity: str, configs: Sequence[Config]) -> tuple[Matrix, Matrix] | None:
+        """As ``predict_many``, with the doubt of the quantity itself (``Prediction.doubt``) for the deviations."""
+        model = None if self._exactly(quantity) else self._models.get(quantity)
+        return self.predict_many(quantity, configs) if model is None else model.doubt_many(configs)
 
     def _exactly(self, quantity: str) -> bool:
         """Whether the extra features tell the quantity itself: a network's parameters are counted, not predicted."""

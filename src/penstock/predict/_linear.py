@@ -14,10 +14,24 @@ from penstock.predict._features import Extra, Features
 
 if TYPE_CHECKING:
     from penstock.predict._features import Matrix
+    from penstock.predict._smooth import Smooth
 
-FORMS = ("plain", "linear", "log", "extra", "log extra", "products", "log products", "all", "log all")
+FORMS = (
+    "plain",
+    "linear",
+    "log",
+    "extra",
+    "log extra",
+    "products",
+    "log products",
+    "all",
+    "log all",
+    "smooth",
+    "smooth extra",
+)
 """From the simplest: Eq. 1-2 as printed; with a constant; with extra features and their logarithms; with products of
-features; with everything. A log form is one of logarithms throughout: a product of powers of the features."""
+features; with everything. A log form is one of logarithms throughout: a product of powers of the features. A smooth
+one is any smooth function of the features' logarithms, a Gaussian process."""
 
 _RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _BENDS = (0.003, 0.01, 0.03, 0.1)
@@ -25,6 +39,9 @@ _WIDTHS = (1.0, 2.0, 4.0)
 _PAYS = 0.95  # a richer form must lower the cross-validated error to so much of the simpler one's
 _MOST_PRODUCTS = 24  # columns; beyond, products would outnumber any affordable profile
 _NOISE = 0.02  # relative; what a bend is weighed against, the data decide by cross validation
+_LEAST = 1e-9  # of the mean value
+_FEWEST_SMOOTH = 20
+_FEWEST_REPEATS = 5  # degrees of freedom that a sensor's scatter is believed from
 _FORMAT = 1
 
 
@@ -35,11 +52,14 @@ class Prediction:
 
     Attributes:
         mean: The value.
-        std: Its standard deviation: what the model does not know plus what a measurement scatters.
+        std: The standard deviation of a measurement of it: what the model does not know plus the sensor's scatter.
+        doubt: The standard deviation of the quantity itself, the sensor's scatter left out where it is known (from
+            structures that were measured repeatedly); None: as ``std``.
     """
 
     mean: float
     std: float
+    doubt: float | None = None
 
 
 @final
@@ -52,12 +72,19 @@ class Form:
         ridge: Prior precision of the weights against the noise; small: hardly any shrinking.
         bend: Standard deviation, relative, of a smooth deviation from the linear function; 0: none.
         width: Over how many standard deviations of a feature it is smooth, times the root of their number.
+        hyper: Of a smooth form: length scales, the function's variance and the noise's, in its own units.
     """
 
     terms: str
     ridge: float
     bend: float = 0.0
     width: float = 1.0
+    hyper: tuple[float, ...] = ()
+
+    @property
+    def smooth(self) -> bool:
+        """Whether it is no sum of terms."""
+        return self.terms.startswith("smooth")
 
 
 @final
@@ -65,9 +92,10 @@ class Predictor:
     """Predicts one quantity of a configuration before it runs, and says how far off it may be.
 
     The model is ``sum_j w_j z_j`` (HyperPower Eq. 1 and 2), with the terms that pay under cross validation: a
-    constant, products of features (a layer's inputs times its outputs), extra features (FLOPs, parameters), and a
-    smooth deviation from the linear function (a Gaussian process) where a device saturates. Weights minimise
-    the *relative* errors, for RMSPE is what counts and a measurement scatters by per cents.
+    constant, products of features (a layer's inputs times its outputs), extra features (FLOPs, parameters), a
+    smooth deviation from the linear function (a Gaussian process) where a device saturates, or a smooth function
+    altogether. Weights minimise the *relative* errors, for RMSPE is what counts and a measurement scatters by per
+    cents.
 
     ``fit`` makes one, ``observe`` refines it by what a study measures. Not shared between threads.
 
@@ -92,6 +120,7 @@ class Predictor:
         rmspe: float = math.nan,
         source: Source = Source.MEASURED,
         online: int = 0,
+        inflate: float = 1.0,
     ) -> None:
         self.quantity = quantity
         self.features = features
@@ -102,7 +131,9 @@ class Predictor:
         self._rows = rows
         self._values = values
         self._online = online
-        self._model: _Model | None = None
+        self._inflate = inflate
+        self._model: _Model | Smooth | None = None
+        self._pure = self._least_pure = 0.0
         self._pending: list[tuple[list[float], float]] = []
 
     @classmethod
@@ -181,20 +212,23 @@ class Predictor:
         if unknown or not forms:
             raise InvalidInput(f"forms takes some of {', '.join(FORMS)}, got {tuple(forms)!r}.")
         usable = _usable(features, tuple(forms))
-        rmspe = math.nan
+        rmspe, inflate = math.nan, 1.0
+        with one_thread():
+            form = _choose(features, rows, y, usable, bends)
         if folds > 1 and len(y) >= 2 * folds:
             errors = cross_validate(features, rows, y, folds=folds, seed=seed, forms=usable, bends=bends)
             rmspe = float(np.sqrt(np.mean(errors**2)))
-        with one_thread():
-            form = _choose(features, rows, y, usable, bends)
-        return cls(quantity, features, rows, y, form, extra=extra, rmspe=rmspe, source=source)
+            inflate = _inflation(_made(features, rows, y, form), errors)
+        return cls(
+            quantity, features, rows, y, form, extra=extra, rmspe=rmspe, source=source, inflate=inflate
+        )
 
     # --- predicting -----------------------------------------------------------------------------------------
 
     def predict(self, config: Config) -> Prediction:
         """The quantity of one configuration."""
-        mean, std = self.predict_many([config])
-        return Prediction(float(mean[0]), float(std[0]))
+        mean, std, doubt = self._predict(self.features.matrix([config], self._extra))
+        return Prediction(float(mean[0]), float(std[0]), float(doubt[0]))
 
     def predict_many(self, configs: Sequence[Config]) -> tuple[Matrix, Matrix]:
         """Means and standard deviations of many configurations."""
@@ -202,8 +236,32 @@ class Predictor:
 
     def predict_rows(self, rows: Matrix) -> tuple[Matrix, Matrix]:
         """As ``predict_many``, from features."""
+        return self._predict(rows)[:2]
+
+    def doubt_many(self, configs: Sequence[Config]) -> tuple[Matrix, Matrix]:
+        """Means of many configurations, and ``Prediction.doubt`` of them."""
+        mean, _, doubt = self._predict(self.features.matrix(configs, self._extra))
+        return mean, doubt
+
+    @property
+    def sensor(self) -> float:
+        """The relative standard deviation of repeated measurements of one structure; 0: not known."""
+        self._fitted()
+        return self._pure
+
+    def _predict(self, rows: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+        import numpy as np
+
         with one_thread():
-            return self._fitted().predict(rows)
+            model = self._fitted()
+            mean, unknown = model.predict(rows)
+        unknown = (self._inflate * unknown) ** 2
+        # What the model does not follow and what the sensor scatters look alike: repeats tell them apart.
+        # A smooth form has its own account of what it does not follow; with a sum of terms that is in the noise, so
+        # as much of it is the sensor's as the repeats are sure of.
+        sensor = self._pure if self.form.smooth else self._least_pure
+        misfit = max(model.noise**2 - sensor**2, 0.0)
+        return mean, mean * np.sqrt(unknown + model.noise**2), mean * np.sqrt(unknown + misfit)
 
     # --- learning -------------------------------------------------------------------------------------------
 
@@ -230,7 +288,7 @@ class Predictor:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of every term, by name; of the linear part alone where it bends."""
+        """The weight of every term, by name; of the linear part alone where it bends, none of a smooth form."""
         return self._fitted().weights()
 
     @property
@@ -257,6 +315,8 @@ class Predictor:
             "quantity": self.quantity,
             "features": self.features.to_json(),
             "form": [self.form.terms, self.form.ridge, self.form.bend, self.form.width],
+            "hyper": list(self.form.hyper),
+            "inflate": self._inflate,
             "rmspe": None if math.isnan(self.rmspe) else self.rmspe,
             "source": int(self.source),
             "online": self._online,
@@ -291,11 +351,12 @@ class Predictor:
                 features,
                 rows,
                 values,
-                Form(terms, ridge, bend, width),
+                Form(terms, ridge, bend, width, tuple(map(float, data.get("hyper", ())))),
                 extra=extra,
                 rmspe=math.nan if data["rmspe"] is None else float(data["rmspe"]),
                 source=Source(data["source"]),
                 online=int(data["online"]),
+                inflate=float(data.get("inflate", 1.0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InvalidInput):
@@ -306,7 +367,7 @@ class Predictor:
         doubt = "not cross-validated" if math.isnan(self.rmspe) else f"RMSPE {100 * self.rmspe:.1f}%"
         return f"<Predictor of {self.quantity}: {self.form.terms}, {self.samples} samples, {doubt}>"
 
-    def _fitted(self) -> _Model:
+    def _fitted(self) -> _Model | Smooth:
         if self._model is None:
             import numpy as np
 
@@ -316,7 +377,9 @@ class Predictor:
                 self._online += len(self._pending)
                 self._pending = []
             with one_thread():
-                self._model = _Model(self.features, self._rows, self._values, self.form)
+                first = len(self._values) - self._online
+                self._model = _made(self.features, self._rows, self._values, self.form, first)
+            self._pure, self._least_pure = _repeated(self._rows, self._values)
         return self._model
 
 
@@ -345,12 +408,15 @@ def cross_validate(
     order = np.random.default_rng(seed).permutation(len(values))
     fold_of = np.empty(len(values), dtype=int)
     fold_of[order] = np.arange(len(values)) % folds
+    seen: dict[bytes, int] = {}
+    for i, row in enumerate(rows):  # a structure that was measured twice is not predicted from itself
+        fold_of[i] = seen.setdefault(row.tobytes(), int(fold_of[i]))
     errors = np.empty(len(values))
     with one_thread():
         for fold in range(folds):
             out = fold_of == fold
             form = _choose(features, rows[~out], values[~out], usable, bends)
-            mean, _ = _Model(features, rows[~out], values[~out], form).predict(rows[out])
+            mean, _ = _made(features, rows[~out], values[~out], form).predict(rows[out])
             errors[out] = (mean - values[out]) / values[out]
     return errors
 
@@ -370,9 +436,10 @@ def _usable(features: Features, forms: tuple[str, ...]) -> tuple[str, ...]:
 
 def _choose(features: Features, rows: Matrix, values: Matrix, forms: Sequence[str], bends: bool) -> Form:
     """The simplest form whose leave-one-out error no richer one undercuts by more than a little."""
+    smooth = [terms for terms in forms if terms.startswith("smooth")]
     best: Form | None = None
     least = math.inf
-    for terms in forms:
+    for terms in [terms for terms in forms if terms not in smooth] or ["linear"]:
         design = _Design(features, rows, terms)
         own = min(
             ((_loo(design, rows, values, Form(terms, ridge)), -ridge) for ridge in _RIDGES),
@@ -389,7 +456,82 @@ def _choose(features: Features, rows: Matrix, values: Matrix, forms: Sequence[st
                 error = _loo(design, rows, values, bent)
                 if error < (_PAYS * least if best.bend == 0.0 else least):
                     best, least = bent, error
+    if smooth and len(values) >= _FEWEST_SMOOTH:
+        missed = (_made(features, rows, values, best).left_out / values) ** 2
+        for terms in smooth:
+            found = _smooth(features, rows, values, terms)
+            own_missed = (found.left_out / values) ** 2
+            # So free a form is taken by luck sometimes: its gain must be more than twice its standard error, too.
+            gain = missed - own_missed
+            surely = float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(gain))
+            if surely and own_missed.mean() < _PAYS**2 * missed.mean():
+                hyper = (*found.hyper.scales.tolist(), found.hyper.signal, found.hyper.noise)
+                best, missed = Form(terms, 0.0, hyper=hyper), own_missed
     return best
+
+
+def _made(
+    features: Features, rows: Matrix, values: Matrix, form: Form, first: int | None = None
+) -> _Model | Smooth:
+    """The model of a form, fitted; its units by the ``first`` samples, where it has some."""
+    return (
+        _smooth(features, rows, values, form.terms, form.hyper, first)
+        if form.smooth
+        else _Model(features, rows, values, form)
+    )
+
+
+def _smooth(
+    features: Features,
+    rows: Matrix,
+    values: Matrix,
+    terms: str,
+    hyper: tuple[float, ...] = (),
+    first: int | None = None,
+) -> Smooth:
+    import numpy as np
+
+    from penstock.predict._smooth import Smooth
+    from penstock.predict.gp import Hyper
+
+    given = Hyper(np.array(hyper[:-2]), hyper[-2], hyper[-1]) if hyper else None
+    return Smooth(features, rows, values, extra=terms.endswith("extra"), hyper=given, first=first)
+
+
+def _inflation(model: _Model | Smooth, errors: Matrix) -> float:
+    """By how much the model's doubt of its function is to be raised to agree with what cross validation missed.
+
+    A form, and hyperparameters, that were chosen by the samples fit them better than they fit what they did not see.
+    """
+    import numpy as np
+
+    size = np.abs(errors)
+    clipped = np.minimum(
+        size, 4.0 * np.median(size) + 1e-9
+    )  # a disturbed measurement is not the model's doubt
+    unknown = float(np.mean(model.unknown))
+    missed = float(np.mean(clipped**2)) - model.noise**2
+    return math.sqrt(max(missed / unknown, 1.0)) if unknown > 0 else 1.0
+
+
+def _repeated(rows: Matrix, values: Matrix) -> tuple[float, float]:
+    """The relative scatter of measurements of the same structure ("pure error") and its lower 10% bound.
+
+    0: there are too few repeats.
+    """
+    import numpy as np
+    from scipy.special import gammaincinv
+
+    alike: dict[bytes, list[float]] = {}
+    for row, value in zip(rows, np.log(values), strict=True):
+        alike.setdefault(row.tobytes(), []).append(float(value))
+    groups = [np.array(logs) for logs in alike.values() if len(logs) > 1]
+    freedom = sum(len(logs) - 1 for logs in groups)
+    if freedom < _FEWEST_REPEATS:
+        return 0.0, 0.0
+    squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in groups)
+    quantile = 2.0 * float(gammaincinv(freedom / 2.0, 0.9))  # of chi squared
+    return math.sqrt(squares / freedom), math.sqrt(squares / quantile)
 
 
 def _loo(design: _Design, rows: Matrix, values: Matrix, form: Form) -> float:
@@ -516,8 +658,11 @@ class _Model:
         self.scatter = max(float(np.sqrt(np.mean(clipped**2))), 1e-6)
         # Errors of leaving one out hold the weights' own doubt: take its average out, ``predict`` puts it in.
         self.noise = self.scatter / math.sqrt(max(float(np.mean(1.0 / (diagonal * weight))), 1.0))
+        # Relative variances of the function at the samples, each left out.
+        self.unknown = self.noise**2 * np.maximum(1.0 / (diagonal * weight) - 1.0, 0.0)
 
     def predict(self, rows: Matrix) -> tuple[Matrix, Matrix]:
+        """Values, and the relative standard deviation of what is not known of them."""
         import numpy as np
 
         form = self.form
@@ -530,10 +675,10 @@ class _Model:
         mean = cross @ self.alpha
         doubt = np.maximum(own - ((cross @ self.inverse) * cross).sum(1), 0.0)
         if self.log:
-            value = self.unit * np.exp(np.minimum(mean, 50.0))
-            return value, value * self.noise * np.sqrt(doubt + 1.0)
-        # Nothing draws less than nothing: far outside the samples a line may.
-        return np.maximum(mean, 0.0) * self.unit, self.unit * self.noise * np.sqrt(doubt + mean**2)
+            return self.unit * np.exp(np.minimum(mean, 50.0)), self.noise * np.sqrt(doubt)
+        # Nothing draws less than nothing: far outside the samples a line may. There the doubt is that of its least.
+        level = np.maximum(mean, _LEAST)
+        return level * self.unit, self.noise * np.sqrt(doubt) / level
 
     def weights(self) -> dict[str, float]:
         import numpy as np

@@ -31,6 +31,7 @@ class EpochTimes:
         self._sums: dict[int, tuple[float, int]] = {}
         self._configs: dict[int, Config] = {}
         self._recent: list[int] = []
+        self._columns: dict[str, _Column] | None = None  # of the recent ones' configurations
 
     def observe(self, trial: int, config: Config, train_s: float, *, speed: float = 1.0) -> None:
         """An epoch took ``train_s`` at ``speed`` (1: alone on one device; see ``Overhead.speed``)."""
@@ -40,6 +41,7 @@ class EpochTimes:
         if not epochs:
             self._recent.append(trial)
             del self._recent[:-_KEPT]
+            self._columns = None
         self._sums[trial] = total_s + train_s * speed, epochs + 1
         self._configs[trial] = config
 
@@ -74,49 +76,68 @@ class EpochTimes:
         """The most alike trials' weights and seconds; all of them as long as there are few."""
         if len(self._recent) < _ENOUGH:
             return [(1.0, self._mean_s(other)) for other in self._recent]
-        spans = self._spans(config)
-        near = sorted((_distance(config, self._configs[other], spans), other) for other in self._recent)
+        if self._columns is None:
+            names = dict.fromkeys(name for other in self._recent for name in self._configs[other])
+            self._columns = {
+                name: _Column([self._configs[other].get(name, _MISSING) for other in self._recent])
+                for name in names
+            }
+        near = sorted(zip(_distances(config, self._columns, len(self._recent)), self._recent, strict=True))
         return [(1 / (distance + 0.05), self._mean_s(other)) for distance, other in near[:_NEAREST]]
 
     def _mean_s(self, trial: int) -> float:
         total_s, epochs = self._sums[trial]
         return total_s / epochs
 
-    def _spans(self, config: Config) -> dict[str, tuple[float, bool]]:
-        """Per number, the range of what was seen, and whether to compare logarithms (it spans more than 100x)."""
-        spans = {}
-        for name, value in config.items():
-            if not _is_number(value):
-                continue
-            seen = [float(value)]
-            for other in self._recent:
-                if _is_number(found := self._configs[other].get(name)):
-                    seen.append(float(found or 0))
-            low, high = min(seen), max(seen)
-            logs = low > 0 and high > 100 * low
-            spans[name] = (math.log(high / low) if logs else high - low, logs)
-        return spans
+
+@final
+class _Column:
+    """What the trials compared with have of one hyperparameter: a planner asks often, so it is made ready once."""
+
+    __slots__ = ("high", "logs", "low", "numeric", "values")
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+        numbers = [float(value) for value in values if _is_number(value)]
+        self.numeric = len(numbers) == len(values)
+        self.low, self.high = min(numbers, default=math.inf), max(numbers, default=-math.inf)
+        self.logs = [math.log(value) for value in numbers] if self.numeric and self.low > 0 else []
+
+    def apart(self, value: Any) -> list[float]:
+        """How far ``value`` is from each, in [0, 1]."""
+        if not _is_number(value):
+            return [float(other is _MISSING or value != other) for other in self.values]
+        low, high = min(self.low, value), max(self.high, value)
+        span = high - low
+        if low > 0 and high > 100 * low:  # over such a range logarithms are compared
+            span, here = math.log(high / low), math.log(value)
+            if self.logs:
+                return [min(1.0, abs(here - other) / span) for other in self.logs]
+            return [min(1.0, abs(here - math.log(v)) / span) if _is_number(v) else 1.0 for v in self.values]
+        if span <= 0:
+            return [0.0 if _is_number(other) else 1.0 for other in self.values]
+        if self.numeric:
+            return [min(1.0, abs(value - other) / span) for other in self.values]
+        return [min(1.0, abs(value - v) / span) if _is_number(v) else 1.0 for v in self.values]
+
+
+_MISSING: Any = object()
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _distance(one: Config, other: Config, spans: Mapping[str, tuple[float, bool]]) -> float:
-    """Gower's distance in [0, 1]: the mean over all names of how far apart the values are."""
-    names = one.keys() | other.keys()
-    if not names:
-        return 0.0
-    total = 0.0
-    for name in names:
-        if name not in one or name not in other:
-            total += 1
-            continue
-        left, right = one[name], other[name]
-        span, logs = spans.get(name, (0.0, False))
-        if name not in spans or not _is_number(right):
-            total += left != right
-        elif span > 0:
-            apart = abs(math.log(left / right)) if logs else abs(left - right)
-            total += min(1.0, apart / span)
-    return total / len(names)
+def _distances(config: Config, columns: Mapping[str, _Column], count: int) -> list[float]:
+    """Gower's distance in [0, 1] to each: the mean over all names of either of how far apart the values are."""
+    totals, names = [0.0] * count, [len(config)] * count
+    for name, column in columns.items():
+        if name in config:
+            totals = [total + apart for total, apart in zip(totals, column.apart(config[name]), strict=True)]
+        else:
+            for index, value in enumerate(column.values):
+                if value is not _MISSING:
+                    totals[index] += 1
+                    names[index] += 1
+    alone = sum(name not in columns for name in config)
+    return [(total + alone) / many if many else 0.0 for total, many in zip(totals, names, strict=True)]

@@ -155,7 +155,7 @@ class Feed:
                 if entry is None:
                     known = ", ".join(f"{e.id} ({e.name})" for e in self._studies.values()) or "none"
                     raise InvalidInput(f"There is no study {study} in this store; there are {known}.")
-                goal = Goal.from_json(entry.spec["goal"])
+                goal = Goal.from_json(entry.spec.get("goal", ()))
                 watched = _Watched(Folded(entry.name, goal, entry.spec, entry.created_s), known=entry.events)
                 self._watched[study] = watched
                 self._wake.notify_all()

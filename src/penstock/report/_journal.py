@@ -45,7 +45,7 @@ def fold_store(
         if name is None and not need_study and jobs and not opened.studies():
             return None, jobs
         entry = opened.find(name)
-        folded = Folded(entry.name, Goal.from_json(entry.spec["goal"]), entry.spec, entry.created_s)
+        folded = Folded(entry.name, Goal.from_json(entry.spec.get("goal", ())), entry.spec, entry.created_s)
         try:
             for _, event in opened.read(entry.id):
                 folded.apply(event)

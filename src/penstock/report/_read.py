@@ -43,7 +43,7 @@ def read_journal(store: str | Path, name: str | None = None) -> Journal:
                 state.apply(event)
         except StoreCorrupt as error:
             problem = str(error)
-        return Journal(entry, Goal.from_json(entry.spec["goal"]), state, problem)
+        return Journal(entry, Goal.from_json(entry.spec.get("goal", ())), state, problem)
     finally:
         opened.close()
 
@@ -114,6 +114,6 @@ def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
         "co2_g": None if energy is None else co2(energy, source).value,
         "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},
         "cost": None if energy is None or price is None else money(energy, price).value,
-        "currency": None if price is None else spec.get("currency", "EUR"),
+        "currency": None if price is None else str(spec.get("currency", "EUR")),
         "power_profiles": [dict(note.data) for note in state.notes if note.topic == "power_profile"],
     }

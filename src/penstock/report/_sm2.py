@@ -87,7 +87,12 @@ def sm2_text(told: SM2Report) -> str:
     ]
     if told.energy is not None:
         part = 0.0 if told.explored is None else told.explored.joules / told.energy.joules
-        lines.append(f"  energy  {told.energy}, {part:.0%} of it for explorations")
+        rest = (
+            ""
+            if told.outside is None
+            else f", {told.outside.joules / told.energy.joules:.0%} outside of epochs"
+        )
+        lines.append(f"  energy  {told.energy}, {part:.0%} of it for explorations{rest}")
     if told.parity is not None:
         lines.append(f"  parity  {told.parity:.2f} trainings of trial {told.winner} alone ({told.training})")
     return "\n".join(lines)

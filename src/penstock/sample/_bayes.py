@@ -35,6 +35,14 @@ _CHILDREN = 40
 _COARSE = (0.15, 0.07)
 _FINE = (0.03, 0.01)
 _POOL = 2  # starting points to choose from: more of them push all into the corners
+_MANY = 8  # more domains than that: proposals stay near the best
+_ENOUGH = (
+    2.5  # results per domain that a process of all of them is worth something with: then every other one
+)
+_AFAR = 3  # proposals from everywhere before a trust region that is too small begins anew
+_REACH = 0.15  # half the width of what is near, at first; and its bounds
+_LEAST_REACH, _MOST_REACH = 0.02, 0.4
+_RIVALS = 4  # allowed draws of which the one nearest to the limits is taken, for two starting points of three
 
 # Worse than the median by more than the best is better: how bad does not matter (benchmarks/papers/hyperpower).
 _BAD = 1.0
@@ -55,6 +63,7 @@ class _Model:
     process: Process
     base: Any  # a function of points that the process deviates from, or None
     best: float
+    leader: int | None  # which of the results is the best of those the limits allow
 
 
 @final
@@ -215,36 +224,51 @@ class Bayes(Sampler):
         return self._improve(cube, points, values, waiting, taken, rng)
 
     def _spread(self, cube: Cube, known: Array, taken: set[bytes], rng: np.random.Generator) -> Config:
-        """Of some allowed points the one farthest from all known."""
+        """Of some allowed points the one farthest from all known.
+
+        Where a limit matters, the best of what keeps it lies at it: else the limit could be dropped. So two of three
+        starting points are near the limits, and every third one is anywhere, for limits that turn out not to matter.
+        """
         import numpy as np
 
-        pool = self._allowed_pool(cube, taken, rng)
+        pool = self._allowed_pool(cube, taken, rng, 1 if len(known) % 3 == 2 else _RIVALS)
         if not len(known):
             return cube.config(pool[0])
         here, there = cube.expand(pool), cube.expand(known)
         apart = ((here[:, None, :] - there[None]) ** 2).sum(axis=2).min(axis=1)
         return cube.config(pool[int(np.argmax(apart))])
 
-    def _allowed_pool(self, cube: Cube, taken: set[bytes], rng: np.random.Generator) -> Array:
-        """Some uniform points that the limits allow and nobody has tried, if there are such."""
+    def _allowed_pool(
+        self, cube: Cube, taken: set[bytes], rng: np.random.Generator, rivals: int = 1
+    ) -> Array:
+        """Some points that the limits allow and nobody has tried, each the nearest to them of ``rivals``."""
         import numpy as np
 
-        best: Array | None = None
+        if self._gate is None:
+            rivals = 1
+        wanted = rivals * _POOL
+        found, excess = np.empty((0, len(cube))), np.empty(0)
+        other: Array | None = None  # allowed, but tried before
         for _ in range(8):
-            pool = cube.draw(_POOL if self._gate is None else 16 * _POOL, rng)
-            allowed = pool[self._allows(cube, pool)]
-            fresh = allowed[[_key(row) not in taken for row in allowed]] if len(allowed) else allowed
-            if len(fresh):
-                return fresh[:_POOL]
-            if len(allowed) and best is None:
-                best = allowed
-        if best is not None:
-            return best
+            pool = cube.draw(_POOL if self._gate is None else 32 * _POOL, rng)
+            over = np.zeros(len(pool)) if self._gate is None else self._excess(cube, pool)
+            allowed = over <= 0.0
+            fresh = allowed & np.array([_key(row) not in taken for row in pool])
+            found, excess = np.vstack([found, pool[fresh]]), np.concatenate([excess, over[fresh]])
+            if len(found) >= wanted:
+                break
+            if allowed.any() and other is None:
+                other = pool[allowed]
+        if len(found):
+            groups = np.array_split(np.arange(min(len(found), wanted)), min(len(found), _POOL))
+            return found[[int(group[np.argmax(excess[group])]) for group in groups]]
+        if other is not None:
+            return other
         assert self._gate is not None
         from penstock.sample._limited import nearest_allowed
 
-        found = nearest_allowed(cube.space, self._gate, mixed(self._seed, self._asked, "search"))
-        return np.array([cube.space.encode(found)])
+        nearest = nearest_allowed(cube.space, self._gate, mixed(self._seed, self._asked, "search"))
+        return np.array([cube.space.encode(nearest)])
 
     def _improve(
         self,
@@ -259,13 +283,14 @@ class Bayes(Sampler):
         import numpy as np
 
         model = self._model(cube, points, values, waiting)
-        score = self._acquisition(cube, points, model)
+        low, high = self._box(cube, points, values, model)
+        score = self._acquisition(cube, points, model, low, high)
         order = np.argsort(values, kind="stable")
         if self._gate is not None and len(points):
             allowed = self._allows(cube, points[order])
             order = np.concatenate([order[allowed], order[~allowed]])
         leaders = points[order[:5]]
-        pool = [cube.draw(_UNIFORM, rng)]
+        pool = [cube.draw(_UNIFORM, rng, low, high)]
         if len(leaders):
             pool += [cube.near(leaders, _AROUND_BEST // 10, sigma, rng) for sigma in (0.05, 0.2)]
         candidates = np.vstack(pool)
@@ -275,7 +300,7 @@ class Bayes(Sampler):
             return self._spread(cube, np.vstack([points, waiting]), taken, rng)
         for sigma in _COARSE:
             self._search(cube, score, parents, heights, sigma, taken, rng)
-        self._climb(cube, model, score, parents, heights, taken)
+        self._climb(cube, model, score, parents, heights, taken, low, high)
         for sigma in _FINE:
             self._search(cube, score, parents, heights, sigma, taken, rng)
         return cube.config(parents[int(np.argmax(heights))])
@@ -302,8 +327,58 @@ class Bayes(Sampler):
                 if len(found):
                     parents[i], heights[i] = found[0], height[0]
 
+    def _box(self, cube: Cube, points: Array, values: Array, model: _Model) -> tuple[Array, Array]:
+        """Bounds of the next proposal: near the best, or everywhere.
+
+        In many dimensions a process of a few results is least sure of the corners, and expected improvement visits
+        one after the other. So most proposals stay in a trust region around the best (Eriksson et al. 2019), which
+        grows while it improves and shrinks while it does not; when it is too small, it begins anew after some proposals
+        from everywhere. Once there are enough results, every other proposal is from everywhere anyway. Choices and
+        what depends on them are free.
+        """
+        import numpy as np
+
+        low, high = np.zeros(len(cube)), np.ones(len(cube))
+        count = int(cube.varies.sum())
+        known = len(values) >= _ENOUGH * count and len(values) % 2 == 0
+        if model.leader is None or count <= _MANY or known:
+            return low, high
+        startup = 5 + len(cube) // 2 if self._startup is None else self._startup
+        least = 1e-3 * float(np.ptp(np.sort(values)[: len(values) // 2 + 1]))  # less is no improvement
+        reach, lucky, idle, afar = _REACH, 0, 0, 0
+        best = float(values[:startup].min())
+        for value in values[startup:].tolist():
+            better = value < best - least
+            best = min(best, value)
+            if afar:
+                afar = 0 if better else afar - 1
+                continue
+            lucky, idle = (lucky + 1, 0) if better else (0, idle + 1)
+            if lucky == 3:
+                reach, lucky = min(2.0 * reach, _MOST_REACH), 0
+            elif idle == max(4, count // 2):
+                reach, idle = reach / 2.0, 0
+                if reach < _LEAST_REACH:
+                    reach, afar = _REACH, _AFAR
+        if afar:
+            return low, high
+        wide = np.maximum(reach, 1.01 * cube.steps)  # one step of a whole number at least
+        bound = cube.bounded
+        leader = points[model.leader]
+        low[bound] = np.maximum(leader - wide, 0.0)[bound]
+        high[bound] = np.minimum(leader + wide, 1.0)[bound]
+        return low, high
+
     def _climb(
-        self, cube: Cube, model: _Model, score: Any, parents: Array, heights: Array, taken: set[bytes]
+        self,
+        cube: Cube,
+        model: _Model,
+        score: Any,
+        parents: Array,
+        heights: Array,
+        taken: set[bytes],
+        low: Array,
+        high: Array,
     ) -> None:
         """Follow the gradient; where it leaves what the limits allow, go as far as they do."""
         import numpy as np
@@ -315,7 +390,8 @@ class Bayes(Sampler):
         if not free.any():
             return
         offset = np.zeros(len(x)) if model.base is None else model.base(x)
-        moved = cube.collapse(climb(model.process, x, free, offset, model.best), parents)
+        within = np.column_stack([low, high])[cube.columns]
+        moved = cube.collapse(climb(model.process, x, free, offset, model.best, within), parents)
         # Halfway points too: the summit may be forbidden, or beyond what the base's constant holds for.
         steps = np.array([1.0, 0.75, 0.5, 0.25, 0.1])
         for i in range(len(parents)):
@@ -336,9 +412,13 @@ class Bayes(Sampler):
         order = np.argsort(-scores, kind="stable")
         found: list[int] = []
         seen: set[bytes] = set()
-        for first in range(0, len(order), 32):
-            chunk = [int(i) for i in order[first : first + 32] if _key(points[i]) not in taken]
-            for i, allowed in zip(chunk, self._allows(cube, points[chunk]), strict=True):
+        first, size = 0, wanted
+        while first < len(order):
+            chunk = [int(i) for i in order[first : first + size] if _key(points[i]) not in taken]
+            # The first ones most often do, and asking of a configuration may mean tracing its network.
+            first, size = first + size, min(2 * size, 32)
+            chunk = [i for i in chunk if scores[i] > -math.inf]
+            for i, allowed in zip(chunk, self._allows(cube, points[chunk]).tolist(), strict=True):
                 key = _key(points[i])
                 if allowed and key not in seen:
                     seen.add(key)
@@ -352,10 +432,15 @@ class Bayes(Sampler):
 
         if self._gate is None or not len(points):
             return np.ones(len(points), dtype=bool)
-        return self._gate.excess([cube.config(point) for point in points]) <= 0.0
+        return self._excess(cube, points) <= 0.0
 
-    def _acquisition(self, cube: Cube, points: Array, model: _Model) -> Any:
-        """The function to maximise over points: log EI, plus the log probability that limits are kept."""
+    def _excess(self, cube: Cube, points: Array) -> Array:
+        """By how much points are over the limits (``Gate.excess``)."""
+        assert self._gate is not None
+        return self._gate.excess([cube.config(point) for point in points])
+
+    def _acquisition(self, cube: Cube, points: Array, model: _Model, low: Array, high: Array) -> Any:
+        """The function to maximise over points between bounds: log EI, plus the log probability of keeping limits."""
         import numpy as np
 
         from penstock.sample._gp import log_ei
@@ -379,7 +464,8 @@ class Bayes(Sampler):
 
                 g_mean, g_std = other.predict(x)
                 total = total + log_ndtr(sign * (bound - g_mean) / g_std)
-            return np.asarray(total)
+            outside = ((units < low - 1e-9) | (units > high + 1e-9)).any(axis=1)
+            return np.where(outside, -np.inf, total)
 
         return score
 
@@ -400,11 +486,12 @@ class Bayes(Sampler):
         allowed = self._allows(cube, points)
         # Noise: the least expected value, not the least observed one. Only what the limits allow can be improved on.
         best = float(whole[allowed].min()) if allowed.any() else float(whole.max()) if len(whole) else 0.0
+        leader = int(np.argmin(np.where(allowed, values, np.inf))) if allowed.any() else None
         if len(waiting):
             ahead = cube.expand(waiting)
             guess = process.predict(ahead)[0]
             process = Process(np.vstack([x, ahead]), np.concatenate([deviation, guess]), hyper)
-        return _Model(process, base, best)
+        return _Model(process, base, best, leader)
 
     def _hyper(self, cube: Cube, x: Array, values: Array) -> Hyper:
         """Hyperparameters from the first results; a function of the results alone, so a resume finds the same."""
@@ -419,7 +506,7 @@ class Bayes(Sampler):
         if self._fitted is None or self._fitted[0] != key:
             y = _standardised(values)
             base = self._base(cube, x, y)
-            found = fit(x, y if base is None else y - base(x), starts=2 if used <= 20 else 1)
+            found = fit(x, y if base is None else y - base(x), 2 if used <= 20 else 1, additive=True)
             self._fitted = key, found
         return self._fitted[1]
 

@@ -50,13 +50,15 @@ class Cube:
         self._plain = not self.choices.any()
         # The least step that changes a domain's value, for walks over discrete ones.
         self.steps = np.where(np.isinf(self.counts), 0.0, 1.0 / np.maximum(self.counts, 1.0))
-        self._columns = np.concatenate(
+        self.columns = np.concatenate(
             [[i] * (d.count if isinstance(d, Choice) else 1) for i, d in enumerate(domains)] or [[]]
         ).astype(int)
-        self._numbers = ~self.choices[self._columns] if len(domains) else np.zeros(0, dtype=bool)
+        self._numbers = ~self.choices[self.columns] if len(domains) else np.zeros(0, dtype=bool)
         # Numbers with many values can be moved as if they were continuous. Conditional ones can't: they may vanish.
         smooth = ~self.choices & (self.counts > 4) & np.array([d.when is None for d in domains], dtype=bool)
-        self.free = smooth[self._columns] if len(domains) else np.zeros(0, dtype=bool)
+        self.free = smooth[self.columns] if len(domains) else np.zeros(0, dtype=bool)
+        # Numbers that are part of every configuration: what "near a point" means is plain for them.
+        self.bounded = ~self.choices & np.array([d.when is None for d in domains], dtype=bool)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -117,9 +119,11 @@ class Cube:
         """The configuration at a snapped point."""
         return self.space.decode(unit.tolist())
 
-    def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """Uniform points."""
-        return self.snap(rng.random((count, len(self))))
+    def draw(
+        self, count: int, rng: np.random.Generator, low: Array | float = 0.0, high: Array | float = 1.0
+    ) -> Array:
+        """Uniform points, between bounds as far as discrete values allow."""
+        return self.snap(low + (high - low) * rng.random((count, len(self))))
 
     def near(self, centers: Array, each: int, sigma: float, rng: np.random.Generator) -> Array:
         """Points around centers, ``each`` per center and center by center: some domains moved, at least one."""

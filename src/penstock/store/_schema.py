@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from penstock.core.errors import StoreError
+from penstock.core.errors import StoreCorrupt, StoreError
 
 VERSION = 1
 
@@ -88,16 +88,54 @@ kv = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
 )
 
-UPGRADES: dict[int, Callable[[sa.Connection], None]] = {}
+
+def _key_records(connection: sa.Connection) -> None:
+    """Format 0 to 1: records get a key of their own, in place of study and number."""
+    study, seq = "CAST(study AS BIGINT)", "CAST(seq AS BIGINT)"
+    key = f"{study} * {1 << SEQ_BITS} + {seq}"
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("ALTER TABLE penstock_events RENAME TO penstock_events_0")
+        events.create(connection)
+        columns = "study, seq, kind, trial, time_s, data, crc"
+        connection.exec_driver_sql(
+            f"INSERT INTO penstock_events (id, {columns}) SELECT {key}, {columns} FROM penstock_events_0 "
+            "ORDER BY study, seq"
+        )
+        connection.exec_driver_sql("DROP TABLE penstock_events_0")
+        return
+    for change in (
+        "ADD COLUMN id BIGINT",
+        "DROP CONSTRAINT penstock_events_pkey",
+    ):
+        connection.exec_driver_sql(f"ALTER TABLE penstock_events {change}")
+    connection.exec_driver_sql(f"UPDATE penstock_events SET id = {key}")
+    connection.exec_driver_sql("ALTER TABLE penstock_events ADD PRIMARY KEY (id)")
+
+
+UPGRADES: dict[int, Callable[[sa.Connection], None]] = {0: _key_records}
 """From a version to the next one. Each runs in the transaction that opens the store for writing."""
 
 
 def version_of(connection: sa.Connection) -> int | None:
-    """The schema's version; None where there is no Penstock store."""
-    if not sa.inspect(connection).has_table(meta.name):
+    """The schema's version; None where there is no Penstock store.
+
+    The first tables said 1 as well, and had no key of their own for records: they count as 0.
+    """
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(meta.name):
         return None
     value = connection.execute(sa.select(meta.c.value).where(meta.c.name == "version")).scalar()
-    return None if value is None else int(value)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise StoreCorrupt(
+            f"The store's format is said to be {value!r}, which is no number. Take it from a backup."
+        )
+    version = int(value)
+    if version == 1 and inspector.has_table(events.name):
+        names = {column["name"] for column in inspector.get_columns(events.name)}
+        return version if "id" in names else 0
+    return version
 
 
 def check(connection: sa.Connection, url: str, *, write: bool) -> None:
@@ -119,7 +157,7 @@ def check(connection: sa.Connection, url: str, *, write: bool) -> None:
     if version < VERSION and not write:
         raise StoreError(
             f"{url} has the older format {version}, this Penstock reads {VERSION}. "
-            "Back it up and open it once for writing (e.g. resume its study) to upgrade it."
+            "Back it up, then: penstock upgrade STORE"
         )
 
 

@@ -313,7 +313,7 @@ class SqlStore(Store):
     def _value(self, key: str, text: str) -> Any:
         try:
             return from_json(text)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(
                 f"The value of {key!r} in {self.url} doesn't read back ({error}). Put it again, or delete it."
             ) from error
@@ -321,8 +321,11 @@ class SqlStore(Store):
     def _entry(self, row: _Row) -> StudyEntry:
         study, name, created_s, spec, count = row
         try:
-            return StudyEntry(study, name, created_s, from_json(spec), count)
-        except (ValueError, TypeError) as error:
+            described = from_json(spec)
+            if not isinstance(described, dict):
+                raise TypeError(f"it is {described!r:.80}, not a mapping")
+            return StudyEntry(study, name, created_s, described, count)
+        except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(
                 f"The description of study {name!r} in {self.url} doesn't read back ({error}). "
                 "Take it from a backup of the store."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -76,6 +76,7 @@ class Setup:
             how many trials there are and how many segments there will be; None: as many as could start.
         foresight: For a planner that looks at what runs and at how long things take; None: for one that looks
             only at what is free, which costs the least.
+        twins: Whether most trials train a narrow twin of the model, whose measurements are not the model's.
         regroup: For fused groups that can be split while they run: from the running groups, the idle devices, all
             devices by id and the state, who is to go on where; None: they stay as they were launched.
     """
@@ -92,6 +93,7 @@ class Setup:
     width: float = 1.0
     foresight: Foresight | None = None
     ahead: Callable[[int, int, int, int, int | None], int] | None = None
+    twins: bool = False
     regroup: (
         Callable[[Sequence[Running], Sequence[Device], Mapping[str, Device], StudyState], Sequence[Regroup]]
         | None
@@ -123,9 +125,12 @@ class Engine:
         self.queue: deque[Placement] = deque()
         self.running: dict[int, Segment] = {}
         self._next_trial = 0
+        self._proposed = 0  # trials that the sampler proposed
+        self._children: dict[int, int] = {}  # how many trials were made from one
         self._replayed: deque[Trial] | None = None
         self._drops: dict[int, str] = {}
         self._stops: list[tuple[int, str]] = []
+        self._doomed: dict[int, str] = {}  # running trials that a rule wants ended, and why
         self._stopping: set[int] = set()  # what the scheduler wants stopped and has not ended yet
         self._learns = setup.sampler.learns
         self._ledger = None if setup.foresight is None else Ledger(setup.foresight)
@@ -165,6 +170,10 @@ class Engine:
         """Decide what only the engine can: whether a failure is retried, and a trial that moves was to end instead."""
         if isinstance(event, Ended) and event.kept and event.trial in self._fates:
             return replace(event, status=TrialStatus.STOPPED, reason=self._fates[event.trial], kept=False)
+        if isinstance(event, Ended) and event.status is TrialStatus.PAUSED and not event.kept:
+            # A rule spoke at the last report of the segment: the trial must not be promoted all the same.
+            reason = self._doomed.get(event.trial)
+            return event if reason is None else replace(event, status=TrialStatus.STOPPED, reason=reason)
         if isinstance(event, Ended) and event.status is TrialStatus.FAILED and not event.kept:
             allowed = LOST_RETRIES if event.lost else self.setup.retries
             record = self.state.trials[event.trial]
@@ -213,12 +222,15 @@ class Engine:
             reason = rule.observe(event.trial, event.epoch, event.metrics)
             if reason is not None:
                 self._stops.append((event.trial, reason))
+                self._doomed[event.trial] = reason
                 return
 
     def _ended(self, event: Ended) -> None:
         segment = self.running.pop(event.trial, None)
         self._member_of.pop(event.trial, None)
         self._stopping.discard(event.trial)
+        if not event.kept and not event.retry:
+            self._doomed.pop(event.trial, None)
         record = self.state.trials[event.trial]
         if self._moves:
             self._arrived(event, segment or record.segment, record.attempts)
@@ -243,7 +255,8 @@ class Engine:
         if self._learns:
             values = None if record.status is TrialStatus.FAILED else self.values(record)
             gated = getattr(self.setup.sampler, "gate", None) is not None
-            metrics = measured(record) if gated else {}
+            # Limits are about the model itself: what a narrow twin draws is no measurement of that.
+            metrics = measured(record) if gated and not self.setup.twins else {}
             told = Observation(record.id, record.config, values, record.epoch, final, metrics)
             self.setup.sampler.tell(told)
 
@@ -306,6 +319,8 @@ class Engine:
         else:
             ledger.saw(free)
             want = ledger.concurrency() - len(self.queue) - len(self.running)
+            if self.setup.ahead is not None:  # as many as fill their fused groups
+                want = max(want, self._room(free) - len(self.queue))
         self.setup.scheduler.at(self._elapsed_s(time_s))
         if self.setup.scheduler.urgent:
             want = max(want, 1)
@@ -365,10 +380,11 @@ class Engine:
                 self.running[segment.trial.id] = segment
         return tuple(placements)
 
-    def take_regroups(self, free: Sequence[Free]) -> tuple[Regroup, ...]:
-        """Who is to leave their fused groups for an idle device at the end of the epoch; each is told once.
+    def take_regroups(self, free: Sequence[Free], leaving: Collection[str] = ()) -> tuple[Regroup, ...]:
+        """Who is to leave their fused groups for another device at the end of the epoch; each is told once.
 
-        Asked when all that could start has: a device that is still free would stay idle.
+        Asked when all that could start has: a device that is still free would stay idle. Also who is on devices that
+        are ``leaving``.
         """
         regroup = self.setup.regroup
         if regroup is None or self._ledger is not None or not self._groups:
@@ -376,8 +392,8 @@ class Engine:
             return ()
         idle = [item.device for item in self._unkept(free) if item.fraction >= 1.0]
         groups = self._fused()
-        self._idle = bool(idle and groups)
-        if not self._idle or self.queue or self._moves:
+        self._idle = bool(groups and (idle or leaving))
+        if not self._idle or (self.queue and not leaving) or self._moves:
             return ()
         orders = tuple(regroup(groups, idle, self._kinds, self.state))
         self._moves = [_Move(order, set(order.members)) for order in orders]
@@ -413,7 +429,9 @@ class Engine:
         if len(plan.waiting) != len(waiting):
             for _ in waiting:
                 self.queue.popleft()
-            self.queue.extendleft(reversed(plan.waiting))
+            # As they were: taking a fused placement apart again forgets what its members take alone.
+            before = {placement.segments[0].trial.id: placement for placement in waiting}
+            self.queue.extendleft(before[item.segments[0].trial.id] for item in reversed(plan.waiting))
         ledger.launched(plan.placed)
         ledger.asked(plan.resized)
         self._resizes = plan.resized
@@ -503,15 +521,24 @@ class Engine:
         sampler, seed = self.setup.sampler, self.setup.seed
         trials = []
         for config in sampler.ask(n):
-            trial = Trial(self._next_trial, config, derive_seed(seed, self._next_trial))
+            # By its place among proposals: trials made from others come whenever a device is idle for them, and a
+            # trial's training must not depend on when that was.
+            trial = Trial(self._next_trial, config, derive_seed(seed, self._proposed))
             sampler.adopt(config, trial.id)
             self._next_trial += 1
+            self._proposed += 1
             trials.append(trial)
         return trials
 
     def _derive(self, config: Config, parent: int) -> Trial:
-        """A new trial made from another one; the same in a replay, for nothing here is drawn."""
-        trial = Trial(self._next_trial, config, derive_seed(self.setup.seed, self._next_trial), parent)
+        """A new trial made from another one, seeded by its parent and its place among the children."""
+        child = self._children.get(parent, 0)
+        self._children[parent] = child + 1
+        known = self.state.trials.get(parent)
+        seed = self.setup.seed if known is None else known.seed
+        trial = Trial(self._next_trial, config, derive_seed(seed, "child", child), parent)
+        if self._replayed and self._replayed[0].id == trial.id:  # an older journal's seeds count
+            trial = replace(trial, seed=self._replayed.popleft().seed)
         self.setup.sampler.adopt(config, trial.id)
         self._next_trial += 1
         return trial
@@ -522,6 +549,7 @@ class Engine:
         trials = [self._replayed.popleft() for _ in range(min(n, len(self._replayed)))]
         self.setup.sampler.skip([t.config for t in trials], [t.id for t in trials])
         self._next_trial += len(trials)
+        self._proposed += len(trials)
         return trials
 
     # --- replay ----------------------------------------------------------------------------------------------
@@ -538,6 +566,7 @@ class Engine:
             else:
                 self.apply(event)
         self._stops.clear()
+        self._doomed.clear()
         self._groups.clear()
         self._member_of.clear()
         self.running.clear()

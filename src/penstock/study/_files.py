@@ -80,8 +80,11 @@ class CheckpointKeeper:
     def _judge(self, record: TrialRecord, state: StudyState) -> None:
         fit = record.status is not TrialStatus.FAILED and not record.violated
         values = self._goal.score(record) if fit else None
-        if values is not None:  # a trial of a narrow twin never beats one of the full model
-            values = (0.0 if record.is_target else 1.0, *values)
+        if (
+            values is not None
+        ):  # as ``ranked``: whole trainings of the full model, others of it, its narrow twin's
+            whole = record.status is TrialStatus.COMPLETED
+            values = (2.0 if not record.is_target else 0.0 if whole else 1.0, *values)
         if values is None or (self._best is not None and self._best[0] <= values):
             self._delete_all(record)
             return

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, final
 
-from penstock.core import Device, Ended, Noted, Placement, PlanPass, Running, Segment, StudyState
+from penstock.core import Device, Ended, Noted, Placement, Plan, PlanPass, Running, Segment, StudyState
 from penstock.core.errors import InvalidInput
-from penstock.execute import Executor, Local
-from penstock.execute._simulated import Simulated
-from penstock.plan import FusedGroup, FusionChoice, Regroup, apart, fusion, must_agree, splits
+from penstock.execute import Executor, Local, Ray, Simulated
+from penstock.plan import Fluid, FusedGroup, FusionChoice, Regroup, apart, fusion, must_agree, splits
+from penstock.schedule import SM2, Scheduler
 from penstock.train import Command, Task
 
 Fuse: TypeAlias = bool | int | str
@@ -34,7 +34,7 @@ _KINDS = 4
 
 
 def check_fuse(
-    given: Any, work: Any, executor: Executor, *, planned: bool, power_limits: bool
+    given: Any, work: Any, executor: Executor, *, scheduler: Scheduler, planner: Any, power_limits: bool
 ) -> tuple[Fuse, str | None]:
     """The study's ``fuse``, and why nothing is fused (None: something may be).
 
@@ -51,21 +51,24 @@ def check_fuse(
         return fuse, "fuse=False"
     reason = None
     number = not isinstance(fuse, bool | str)
-    if not isinstance(executor, Local) and not (number and isinstance(executor, Simulated)):
+    real = isinstance(executor, Local | Ray)
+    if not real and not (number and isinstance(executor, Simulated)):
         reason = f"{type(executor).__name__} has no workers that measure fusion"
         reason += "; give the number of members" if isinstance(executor, Simulated) else ""
-    elif isinstance(executor, Local) and isinstance(work, Command):
+    elif real and isinstance(work, Command):
         reason = "a command is a process of its own"
-    elif isinstance(executor, Local) and not isinstance(work, Task) and not number:
+    elif real and not isinstance(work, Task) and not number:
         reason = "a training function is fused by number only (fuse=8), where it calls run.prepare()"
     elif isinstance(work, Task) and work.checkpoint_steps is not None:
         reason = "checkpoint_steps: a fused epoch is saved at its end only"
     elif float(getattr(executor, "slots_per_trial", 1)) != 1:
         reason = "slots_per_trial: a fused group has one whole slot"
-    elif power_limits:
-        reason = "power_limits: limits are profiled by trials that have their devices to themselves"
-    elif planned:
-        reason = "the study has a planner of its own"
+    elif isinstance(scheduler, SM2):
+        reason = "SM2's trials have a batch size each, and only trials of one batch size can train as one"
+    elif planner is not None and not isinstance(planner, Fluid):
+        reason = "plan passes of your own decide what runs where"
+    elif fuse == "auto" and (isinstance(executor, Ray) or power_limits or planner is not None):
+        reason = "with Ray, a planner or power limits it is to be asked for: fuse=True, or a number"
     if reason is not None and fuse != "auto":
         raise InvalidInput(f"fuse={fuse!r} can't be done: {reason}.")
     return fuse, reason
@@ -97,6 +100,11 @@ class Fuser:
         self._seen: set[str] = set()
         self._groups: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._left: int | None = None
+        self.rule: Callable[[Sequence[FusedGroup], Sequence[Device]], Sequence[Regroup]] = _onto_idle
+
+    def on(self, slots: int) -> None:
+        """Learn how many devices there are, where that is known only once the executor is open."""
+        self._slots = max(1, slots)
 
     # -- planning ---------------------------------------------------------------------------------------
 
@@ -110,6 +118,8 @@ class Fuser:
     def key(self, segment: Segment) -> Hashable | None:
         """What fused segments must agree on; None: it trains alone."""
         config = segment.trial.config
+        if segment.options.get("model") == "target":  # the full model of a study with a surrogate
+            return None
         if self._task is None:
             plain = [name for name, value in config.items() if not isinstance(value, float)]
             found = must_agree(segment, structural=[*self._structural.difference(plain), *plain])
@@ -212,7 +222,7 @@ class Fuser:
                     self._choices.get(_kind(found)),
                 )
             )
-        return splits(groups, idle, cost_s=SPLIT_S)
+        return self.rule(groups, idle)
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -260,6 +270,14 @@ class Fuser:
         return self._choices.get(_kind(found))
 
 
+def whole_devices(plan: Plan) -> Plan:
+    """A plan pass: a fused group has its device to itself, for it was made as large as fills one."""
+    if all(len(placement.segments) == 1 for placement in plan.waiting):
+        return plan
+    waiting = tuple(p if len(p.segments) == 1 else replace(p, exclusive=True) for p in plan.waiting)
+    return replace(plan, waiting=waiting)
+
+
 @final
 class _ByKind(Mapping[Hashable, FusionChoice]):
     """Choices by what must agree; the length of a segment does not matter for them."""
@@ -278,6 +296,10 @@ class _ByKind(Mapping[Hashable, FusionChoice]):
 
     def __len__(self) -> int:
         return len(self._fuser._choices)
+
+
+def _onto_idle(groups: Sequence[FusedGroup], idle: Sequence[Device]) -> Sequence[Regroup]:
+    return splits(groups, idle, cost_s=SPLIT_S)
 
 
 def _kind(found: Hashable) -> str:
@@ -308,4 +330,4 @@ def _structural(task: Task, config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-__all__ = ["TOPIC", "UNMEASURED", "Fuse", "Fuser", "check_fuse"]
+__all__ = ["TOPIC", "UNMEASURED", "Fuse", "Fuser", "check_fuse", "whole_devices"]

@@ -53,6 +53,7 @@ class _Seat:
     epochs: dict[int, int]  # by trial, the last reported one
     change: tuple[Placement, tuple[Share, ...]] | None = None  # as it will be, and the shares it gives up
     seated: bool = False  # it has started: it slows others down
+    fused: bool = False
     speed: float = 1.0
     since_s: float = 0.0  # when the speed last changed
     work_s: float = 0.0  # done since the last report, in seconds alone on one device
@@ -163,6 +164,7 @@ class Ledger:
         seat = self._seats[event.trial]
         if not seat.seated:
             seat.seated = True
+            seat.fused = bool(event.fused)
             if event.shares and event.shares != seat.placement.shares:  # an executor took another device
                 seat.placement = replace(seat.placement, shares=event.shares)
             seat.since_s = seat.told_s = event.time_s
@@ -174,7 +176,7 @@ class Ledger:
         if seat is None:
             return
         seat.epochs[event.trial] = event.epoch
-        if len(seat.placement.segments) > 1:
+        if seat.fused:
             return  # epochs of a fused training say nothing of a trial alone
         self._settle(seat, event.time_s)
         elapsed_s = event.time_s - seat.told_s

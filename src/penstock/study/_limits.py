@@ -19,6 +19,7 @@ from penstock.energy import (
     LimitRule,
     PowerLimits,
     PowerProfile,
+    SimulatedGpus,
     savings,
 )
 from penstock.execute import Executor
@@ -57,6 +58,11 @@ def exclusively(plan: Plan) -> Plan:
     """A plan pass: on GPUs, what waits gets its devices to itself, for a power limit is the whole device's."""
     if all(item.device.kind == "cpu" for item in plan.free):
         return plan
+    return alone(plan)
+
+
+def alone(plan: Plan) -> Plan:
+    """A plan pass: what waits gets its devices to itself, whatever they are: imagined GPUs have limits, too."""
     return replace(plan, waiting=tuple(replace(placement, exclusive=True) for placement in plan.waiting))
 
 
@@ -80,13 +86,28 @@ class LimitDesk:
         self._stamp: tuple[int, int] | None = None
         self._known: dict[str, Any] = {}
 
-    def meters(self) -> LimitedMeters:
-        """What makes the trials' meters in the workers."""
+    def meters(self, imagined: SimulatedGpus | None = None) -> LimitedMeters | SimulatedGpus:
+        """What makes the trials' meters in the workers, on real GPUs or on imagined ones."""
         limits = self._limits
         options = LimitOptions(
             limits.rule, self._task, self._path, limits.observe, limits.slice_s, limits.step_w
         )
-        return LimitedMeters(options)
+        return LimitedMeters(options) if imagined is None else imagined.limited(options)
+
+    def for_simulated(self) -> dict[str, Any]:
+        """What simulated devices must know: the same, without a file."""
+        known = {key: value for key, value in self._known.items() if key.startswith(PROFILES)}
+        return {"power_limits": self._limits, "power_profiles": known, "task": self._task}
+
+    def keep(self, note: Noted) -> None:
+        """A simulated device's profile goes to the store, too."""
+        key, data = note.data.get("key"), note.data
+        if isinstance(key, str):
+            limits = [list(seen) for seen in data["profile"]]
+            highest_w = max(limit_w for limit_w, _, _ in limits)
+            profile = {"device": data["device"], "world_size": 1, "max_limit_w": highest_w, "limits": limits}
+            self._known[key] = profile
+            self._store.put(key, profile)
 
     def open(self) -> None:
         """Give the workers what the store knows; no worker runs yet.
@@ -99,10 +120,15 @@ class LimitDesk:
                 self._known[key] = self._store.get(key)
         self._file.replace(self._known | left)
 
-    def refusal(self, free: Sequence[Free], *, virtual: bool) -> str | None:
+    def refusal(self, free: Sequence[Free], *, virtual: bool, imagined: bool) -> str | None:
         """Why no limit will be set at all, from what the executor has; None if one may be."""
+        if imagined:
+            return None
         if virtual:
-            return "Simulated devices have no power limits: power_limits is not used."
+            return (
+                "Simulated devices have no power limits, unless they are given some by "
+                "Simulated(power=SimulatedGpus(load)): power_limits is not used."
+            )
         if free and all(item.device.kind == "cpu" for item in free):
             return (
                 "There is no GPU here, so no power limit to set: power_limits is not used. "
@@ -164,4 +190,4 @@ def task_of(work: Any) -> str:
     return repr(work)
 
 
-__all__ = ["LimitDesk", "check_limits", "exclusively", "task_of"]
+__all__ = ["LimitDesk", "alone", "check_limits", "exclusively", "task_of"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidInput, StoreError
+from penstock.execute._ship import dumps
 
 
 def pack(parts: dict[str, Any]) -> bytes:
@@ -14,15 +15,12 @@ def pack(parts: dict[str, Any]) -> bytes:
     Raises:
         InvalidInput: A part can't be pickled; says which.
     """
-    import cloudpickle
-
     try:
-        blob: bytes = cloudpickle.dumps(parts)
-        return blob
+        return dumps(parts)
     except Exception as error:
         for name, part in parts.items():
             try:
-                cloudpickle.dumps(part)
+                dumps(part)
             except Exception as cause:
                 raise InvalidInput(
                     f"The study's {name} can't be shipped to workers nor kept for a resume: {cause}. Make what it "

@@ -25,6 +25,7 @@ from penstock.core import (
     Values,
 )
 from penstock.core.errors import InvalidInput, SpaceError, Unsupported
+from penstock.goal import METERED, Goal
 from penstock.model import Shrink
 from penstock.plan import TransferStanding, transfer_fits, transfer_move, tuning_end_s
 from penstock.sample import Observation, Sampler
@@ -36,6 +37,7 @@ TOPIC = "surrogate"
 """Of the journal's note on the twin: the check's verdict, the side table, what a target takes."""
 
 MODEL, TARGET = "model", "target"
+_DRAWS = 100  # of what was held, for one that keeps the limits
 _TRIES = 3  # target trials of different configurations before a study gives up
 
 
@@ -125,7 +127,7 @@ class Held(Sampler):
     def adopt(self, config: Config, trial: int) -> None:
         """A configuration's number; target trials are none of the sampler's."""
         for index, asked in enumerate(self._asked):
-            if asked is config:
+            if asked is config or asked == config:  # a replay brings it from the journal
                 del self._asked[index]
                 self._own.add(trial)
                 self.then.adopt(self._less(config), trial)
@@ -153,6 +155,8 @@ class Transfer(Scheduler):
         held: What does not transfer, at its held values.
         epochs: Epochs of a target trial; None: the task's.
         deadline_s: When a trained target must be there; None: whenever tuning is done.
+        prefer: Which of several objectives the configuration to transfer is the best in, of the Pareto set; None:
+            the first by the goal's order.
     """
 
     def __init__(
@@ -163,7 +167,9 @@ class Transfer(Scheduler):
         held: Mapping[str, Any] | None = None,
         epochs: int | None = None,
         deadline_s: float | None = None,
+        prefer: int | None = None,
     ) -> None:
+        self.prefer = prefer
         self.inner = copy.copy(inner)
         self.shrink = shrink
         self.held = dict(held or {})
@@ -343,7 +349,12 @@ class Transfer(Scheduler):
             return None
         furthest = max((whole, 0 if whole else epoch) for whole, epoch, _ in found.values())
         rivals = [t for t, (whole, epoch, _) in found.items() if (whole, 0 if whole else epoch) == furthest]
-        return rivals[self._rules.order([found[trial][2] for trial in rivals])[0]]
+        order = self._rules.order([found[trial][2] for trial in rivals])
+        prefer = getattr(self, "prefer", None)  # one of an earlier release has none
+        if prefer is None:
+            return rivals[order[0]]
+        # The best in one objective is of the Pareto set; what the twin drew says little of what the model will.
+        return rivals[min(order, key=lambda at: found[rivals[at]][2][prefer])]
 
     def _standing(self, *, idle: int) -> TransferStanding:
         expected = self.inner.expected
@@ -398,11 +409,19 @@ class Transfer(Scheduler):
         part = part_of(space, list(self.held))
         numbers = range(self._tuned, min(self._tuned + want, self.shrink.second))
         self._tuned = numbers.stop
-        picked = [
-            ({**self._configs[best], **part.sample(self._rules.seed + 1 + number)}, best)
-            for number in numbers
-        ]
+        picked = [(self._with(best, part, number), best) for number in numbers]
         return self._group(picked, "second stage")
+
+    def _with(self, best: int, part: Space, number: int) -> Config:
+        """A configuration with values of its own for what was held, within the limits if such are soon found."""
+        assert self._rules is not None
+        allows = self._rules.allows
+        config: Config = self._configs[best]
+        for more in range(_DRAWS):
+            config = {**self._configs[best], **part.sample(self._rules.seed + 1 + number + 1000 * more)}
+            if allows is None or allows(config):
+                return config
+        return self._configs[best]  # which keeps them
 
 
 def targets_apart(passes: Sequence[PlanPass], alone: Sequence[PlanPass]) -> PlanPass:
@@ -430,7 +449,7 @@ def targets_apart(passes: Sequence[PlanPass], alone: Sequence[PlanPass]) -> Plan
 
 
 def check_surrogate(
-    shrink: Any, work: Any, scheduler: Scheduler, sampler: Sampler, space: Space, *, limits: bool
+    shrink: Any, work: Any, scheduler: Scheduler, sampler: Sampler, space: Space
 ) -> Shrink | None:
     """The study's ``surrogate``, if it can be.
 
@@ -449,13 +468,15 @@ def check_surrogate(
         raise InvalidInput(
             "surrogate and pk.SM2 don't go together: SM2 finds learning rates that are in no configuration."
         )
-    if limits:
-        raise InvalidInput(
-            "surrogate and limits don't go together yet: power and memory would be those of the narrow twin."
-        )
     if not space.transferring:
         raise InvalidInput("Nothing in the space transfers, so there is nothing to tune on a narrow twin.")
     return shrink
+
+
+def quality_of(goal: Goal) -> int | None:
+    """Of several objectives, the first that is not metered: quality, not cost. None: there is only one, or none."""
+    found = [i for i, objective in enumerate(goal.objectives) if objective.metric not in METERED]
+    return found[0] if found and len(goal.objectives) > 1 else None
 
 
 def middle(space: Space, held: Mapping[str, Any]) -> dict[str, Any]:
@@ -499,5 +520,6 @@ __all__ = [
     "held_values",
     "inspect_twin",
     "middle",
+    "quality_of",
     "targets_apart",
 ]

@@ -45,11 +45,13 @@ class Found:
         epoch: Epochs behind the state.
         reports: The reports its writer had made since its own launch, up to ``epoch``.
         load: Reads the state; ``load(device)`` moves what lay on another accelerator to ``device``.
+        unheard: Its path, where it is not the one that the study named: the study may not know of it.
     """
 
     epoch: int
     reports: tuple[Report, ...]
     load: Callable[[str], Any]
+    unheard: str | None = None
 
 
 class Checkpoints(Protocol):
@@ -417,9 +419,12 @@ class FileCheckpoints:
             if self._until is not None and facts.epoch > self._until:
                 continue
             reports = facts.reports if strict else ()
+            unheard = None
             if strict:
                 self._mine.append(path)
-            return Found(facts.epoch, reports, _loader(path, facts))
+                name = path.removeprefix(f"{self._files}/")
+                unheard = None if name == self._named else name
+            return Found(facts.epoch, reports, _loader(path, facts), unheard)
         return None
 
     def prepare(self) -> None:

@@ -11,6 +11,7 @@ one goes on from the checkpoint.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -353,19 +354,10 @@ def _norm_forward(crew: Crew, norm: Any) -> Callable[[Tensor], Tensor]:
         if crew._rows is None or not (norm.training or norm.running_mean is None):
             return plain(norm, input)  # type: ignore[no-any-return]
         norm._check_input_dim(input)
-        dims = [0, *range(2, input.dim())]
-        shape = [1, -1] + [1] * (input.dim() - 2)
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        count = wide.numel() / wide.size(1)
-        mean = wide.mean(dims)
-        spread = (wide - mean.view(shape)).square().sum(dims)
-        row = torch.stack([torch.full_like(mean, count), mean, spread])
-        counts, means, spreads = _gathered(row, crew.world).unbind(1)
-        total = counts[:, :1].sum()
-        mean = (counts * means).sum(0) / total
-        var = (spreads + counts * (means - mean).square()).sum(0) / total
-        if norm.track_running_stats and norm.running_mean is not None and norm.training:
-            with torch.no_grad():
+        with torch.no_grad():
+            mean, var, total = _whole_moments(wide, crew.world)
+            if norm.track_running_stats and norm.running_mean is not None and norm.training:
                 norm.num_batches_tracked.add_(1)
                 rate = norm.momentum
                 if rate is None:
@@ -373,16 +365,109 @@ def _norm_forward(crew: Crew, norm: Any) -> Callable[[Tensor], Tensor]:
                 unbiased = var * (total / (total - 1))
                 norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
                 norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), rate)
-        out = (wide - mean.view(shape)) * torch.rsqrt(var + norm.eps).view(shape)
-        if norm.affine:
-            out = out * norm.weight.view(shape) + norm.bias.view(shape)
+        out: Tensor = _whole_norm().apply(
+            wide, norm.weight, norm.bias, mean, var, norm.eps, total, crew.world
+        )
         return out.to(input.dtype)
 
     return forward
 
 
+def _whole_moments(wide: Tensor, world: World) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance per channel of the crew's whole batch, and how many values each is of; differentiable."""
+    import torch
+
+    var, mean = torch.var_mean(wide, [0, *range(2, wide.dim())], correction=0)
+    count = wide.numel() / wide.size(1)
+    row = torch.stack([torch.full_like(mean, count), mean, var * count])
+    counts, means, spreads = _gathered(row, world).unbind(1)
+    total = counts[:, :1].sum()
+    mean = (counts * means).sum(0) / total
+    return mean, (spreads + counts * (means - mean).square()).sum(0) / total, total
+
+
+@functools.cache
+def _whole_norm() -> Any:
+    """The normalisation itself, by torch's own kernels, with its derivative over the crew's whole batch."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional
+
+    class WholeNorm(torch.autograd.Function):
+        """The same as differentiating through ``_whole_moments``, in a third of the passes over the data."""
+
+        @staticmethod
+        def forward(
+            context: Any,
+            wide: Tensor,
+            weight: Tensor | None,
+            bias: Tensor | None,
+            mean: Tensor,
+            var: Tensor,
+            eps: float,
+            total: Tensor,
+            world: World,
+        ) -> Tensor:
+            context.save_for_backward(wide, weight, bias, mean, var, total)
+            context.eps, context.world = eps, world
+            return functional.batch_norm(wide, mean, var, weight, bias, False, 0.0, eps)
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Any:
+            wide, weight, bias, mean, var, total = context.saved_tensors
+            needs = context.needs_input_grad[:3]
+            rest = (None,) * 5
+            if torch.is_grad_enabled():  # a derivative of a derivative: step by step
+                return (*_differentiated(wide, weight, bias, gradients[0], needs, context), *rest)
+            outer = gradients[0].contiguous()
+            shape = [1, -1] + [1] * (wide.dim() - 2)
+            inverse = torch.rsqrt(var + context.eps)
+            scale = torch.ones_like(mean) if weight is None else weight
+            _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(
+                outer, wide, scale, mean, var, mean, inverse, False, context.eps, [False, True, True]
+            )
+            by_input = None
+            if needs[0]:
+                sums = torch.stack([by_weight, by_bias])
+                dist.all_reduce(sums)
+                along, level = sums.div_(total).unbind(0)
+                times = scale * inverse
+                slope = -times * inverse * along
+                offset = -times * level - slope * mean
+                by_input = torch.addcmul(offset.view(shape), wide, slope.view(shape))
+                by_input.addcmul_(outer, times.view(shape))
+            return by_input, by_weight if needs[1] else None, by_bias if needs[2] else None, *rest
+
+    def _differentiated(
+        wide: Tensor, weight: Tensor | None, bias: Tensor | None, outer: Tensor, needs: Any, context: Any
+    ) -> list[Tensor | None]:
+        mean, var, _ = _whole_moments(wide, context.world)
+        shape = [1, -1] + [1] * (wide.dim() - 2)
+        out = (wide - mean.view(shape)) * torch.rsqrt(var + context.eps).view(shape)
+        if weight is not None:
+            out = out * weight.view(shape)
+        if bias is not None:
+            out = out + bias.view(shape)
+        tensors = (wide, weight, bias)
+        wanted = [t for t, need in zip(tensors, needs, strict=True) if need and t is not None]
+        found = iter(torch.autograd.grad(out, wanted, outer, create_graph=True))
+        return [next(found) if need else None for need in needs]
+
+    return WholeNorm
+
+
 def _gathered(row: Tensor, world: World) -> Tensor:
     """Everybody's rows, one after the other; gradients flow back to whom they belong."""
+    import torch
+
+    nobody = torch.zeros_like(row)
+    mine = torch.stack([row if rank == world.rank else nobody for rank in range(world.size)])
+    summed: Tensor = _crew_sum().apply(mine)
+    return summed
+
+
+@functools.cache
+def _crew_sum() -> Any:
     import torch
     import torch.distributed as dist
 
@@ -397,14 +482,10 @@ def _gathered(row: Tensor, world: World) -> Tensor:
 
         @staticmethod
         def backward(context: Any, *gradients: Tensor) -> Tensor:
-            gradient = gradients[0].contiguous().clone()
-            dist.all_reduce(gradient)
-            return gradient
+            summed: Tensor = Sum.apply(gradients[0].contiguous())  # type: ignore[no-untyped-call]
+            return summed
 
-    nobody = torch.zeros_like(row)
-    mine = torch.stack([row if rank == world.rank else nobody for rank in range(world.size)])
-    summed: Tensor = Sum.apply(mine)  # type: ignore[no-untyped-call]
-    return summed
+    return Sum
 
 
 # ---------------------------------------------------------------- around a Run

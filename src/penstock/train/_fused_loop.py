@@ -263,16 +263,23 @@ class _Group:
         schedules = [t.schedule for t in trainers if t.schedule is not None and t._per_step]
         losses: list[Tensor] = []
         left = trainers[0].steps_per_epoch
+        tell, seen = trainers[0].on_iteration, 0
+        clock = _clock(trainers[0].device)
         if self.optimizer.refresh():
             self._forget()
         for inputs, targets in batches:
             if not self._probed:
                 self._probe(inputs, targets)
             self._choose(inputs, targets, later + left)
-            begin_s = time.perf_counter()
+            begin_s = clock()
             losses.append(step(inputs, targets))
-            self._note(time.perf_counter() - begin_s)
+            self._note(clock() - begin_s)
             left -= 1
+            if tell is not None:
+                rest = trainers[0].data.train.n - seen
+                size = min(trainers[0].batch_size, rest) if rest > 0 else trainers[0].batch_size
+                seen += size
+                tell(float(len(trainers) * size))
             if schedules:
                 for schedule in schedules:
                     schedule.step()
@@ -527,6 +534,7 @@ def train_fused(
     most: int | None = None,
     ended: Callable[[int, BaseException | None], None] | None = None,
     window: Window | None = None,
+    on_iteration: Callable[[float], None] | None = None,
 ) -> list[BaseException | None]:
     """Train several runs of one Task as one; each reports, saves, stops and fails by itself.
 
@@ -536,6 +544,7 @@ def train_fused(
         most: The planner's fusion count.
         ended: Called with a run's place and what ended it, as soon as it has left.
         window: Meters each epoch.
+        on_iteration: Called after each step with the number of samples of all members.
 
     Returns:
         For each run what ended it: None, or what ``train`` would have raised.
@@ -556,6 +565,7 @@ def train_fused(
                 continue
             try:
                 lane = _Lane(task, run, number, window, lr_is_found=bool(options))
+                lane.trainer.on_iteration = on_iteration
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
@@ -889,7 +899,7 @@ def measure(
             raise Unsupported(str(error)) from error
         with saved:
             group.step(*batches[0])
-        least_s = _fastest(lambda i: group.step(*batches[i % len(batches)]), steps)
+        least_s = _fastest(lambda i: group.step(*batches[i % len(batches)]), steps, trainers[0].device)
         rows = len(group.optimizer.state) + 3  # weights, gradients, and the update's work space
         held = rows * group.fusion.stack.flat.nbytes + sum(
             t.nbytes for t in group.fusion.stack.others.values()
@@ -897,13 +907,20 @@ def measure(
         return least_s, held + saved.nbytes
 
 
-def _fastest(step: Callable[[int], object], steps: int) -> float:
+def _clock(device: torch.device) -> Callable[[], float]:
+    """By what steps are compared: with one thread on a CPU its own time, so that neighbours decide nothing."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
+
+
+def _fastest(step: Callable[[int], object], steps: int, device: torch.device) -> float:
     """Seconds of the fastest of at least ``steps`` steps; of more where they are short, for what else runs here."""
     times: list[float] = []
+    clock = _clock(device)
     while len(times) < steps or (sum(times) < _MEASURED_S and len(times) < 8 * steps):
-        begin_s = time.perf_counter()
+        begin_s = clock()
         step(len(times))
-        times.append(time.perf_counter() - begin_s)
+        times.append(clock() - begin_s)
     return min(times)
 
 
@@ -915,7 +932,7 @@ def _measure_alone(trainer: Trainer, steps: int, saved: _Saved) -> tuple[float, 
     trainer.model.train()
     with saved:
         trainer.run_steps(batches[:1])
-    least_s = _fastest(lambda i: trainer.run_steps([batches[i % len(batches)]]), steps)
+    least_s = _fastest(lambda i: trainer.run_steps([batches[i % len(batches)]]), steps, trainer.device)
     weights = sum(p.nbytes for p in trainer.model.parameters())
     states = sum(
         v.nbytes for own in trainer.optimizer.state.values() for v in own.values() if isinstance(v, Tensor)

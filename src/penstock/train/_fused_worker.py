@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.measurement import Measurement, Source, measurement
-from penstock.train._run import EpochMeter, Run, Sink
-from penstock.train._worker import End, Settings, Spec, conclude, execute, files_of, make_run, meter_of
+from penstock.train._run import EpochMeter, Sink
+from penstock.train._segments import Segments, note
+from penstock.train._worker import End, Settings, Spec, execute, meter_of
 
 if TYPE_CHECKING:
-    from penstock.train._checkpoint import FileCheckpoints, Plain
+    from penstock.train._checkpoint import Plain
     from penstock.train._task import Task
 
 SHORT_S = 1.0
@@ -54,9 +55,9 @@ def run_fused(
     spent: Measurement | None = None
     if fusion.get("measure") or fusion.get("check"):
         with _metered(settings, specs[0], devices, fraction) as other:
-            count, note = _decide(task, specs, settings, fusion, devices[0])
+            count, decided = _decide(task, specs, settings, fusion, devices[0])
             spent = other()
-        _note(sinks[0], note)
+        note(sinks[0], decided)
     left = dict(enumerate(specs))
     if count > 1:
         group = _Placement(task, specs, settings, sinks, tell, devices, threads, fraction, spent)
@@ -65,15 +66,15 @@ def run_fused(
             group.train(count)
         except Exception as error:  # of the group, not of a member: those that are left train alone
             os.write(2, f"fused training was given up: {type(error).__name__}: {error}\n".encode())
-            open_ = sorted(group.left())
+            open_ = sorted(group.segments.open)
             if open_ and _out_of_memory(error):
                 half = max(1, min(count, len(specs)) // 2)
                 reason = f"{min(count, len(specs))} members do not fit the memory"
                 data = {"kind": fusion.get("key", ""), "count": half, "reason": reason, "halved": True}
-                _note(sinks[open_[0]], data)
+                note(sinks[open_[0]], data)
         finally:
             group.close()
-        left = group.left()
+        left = group.segments.left()
     for number, spec in left.items():
         sink = sinks[number]
         end = execute(task, spec, settings, sink, devices=devices, threads=threads, fraction=fraction)
@@ -105,12 +106,6 @@ def _metered(
         yield other
     finally:
         meter.close()
-
-
-def _note(sink: Sink, data: dict[str, Any]) -> None:
-    noted: Callable[[str, Any], None] | None = getattr(sink, "noted", None)
-    if noted is not None:
-        noted("fusion", data)
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -253,96 +248,69 @@ class _Placement:
         spent: Measurement | None = None,
     ) -> None:
         self._task = task
-        self._specs = specs
-        self._tell = tell
-        self._open: set[int] = set(range(len(specs)))
-        self._runs: dict[int, Run] = {}
-        self._files: dict[int, FileCheckpoints] = {}
+        self.segments = Segments(specs, settings, sinks, tell)
         self._shares: dict[int, _Share] = {}
         self._seconds: dict[int, float] = {}
         self._began_s = 0.0
-        self._meter: EpochMeter | None = meter_of(settings, specs[0], devices, fraction)
+        self._meter: EpochMeter | None = meter_of(settings, specs[0], devices, fraction, len(specs))
         self._inside = False  # an epoch
         self._other = spent  # drawn by no epoch, and by no member that has ended
         if self._meter is not None:
             self._meter.epoch_begin()
-        for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
-            try:
-                self._files[number] = files_of(spec, settings)
-                self._shares[number] = _Share()
-                self._runs[number] = make_run(
-                    spec,
-                    settings,
-                    sink,
-                    checkpoints=self._files[number],
-                    devices=devices,
-                    threads=threads,
-                    meter=None if self._meter is None else self._shares[number],
-                )
-            except Exception as error:
+        for number in range(len(specs)):
+            self._shares[number] = _Share()
+            share = None if self._meter is None else self._shares[number]
+            error = self.segments.begin(number, devices=devices, threads=threads, meter=share)
+            if error is not None:
                 self._end(number, error)
 
     def train(self, most: int) -> None:
         """Train all members to the ends of their segments."""
         from penstock.train._fused_loop import train_fused
 
-        for number, run in list(self._runs.items()):
-            until = self._specs[number].until
-            if until is not None and run._epoch >= until:  # it was done before, only nobody knew
-                self._end(number, None)
-        numbers = sorted(self._open)
-        runs = [self._runs[number] for number in numbers]
+        for number in self.segments.complete():
+            self._end(number, None)
+        numbers = sorted(self.segments.open)
+        runs = [self.segments.runs[number] for number in numbers]
         train_fused(
             self._task,
             runs,
             most=most,
             ended=lambda at, error: self._end(numbers[at], error),
             window=_Window(self, numbers),
+            on_iteration=getattr(self._meter, "on_iteration", None),
         )
-
-    def left(self) -> dict[int, Spec]:
-        """Segments that have not ended, from where they are now."""
-        found = {}
-        for number in sorted(self._open):
-            run = self._runs.get(number)
-            spec = self._specs[number]
-            found[number] = spec if run is None else spec._replace(known=max(spec.known, run._last_reported))
-        return found
 
     def close(self) -> None:
         """Nothing more is measured; a checkpoint that was begun and not finished is thrown away."""
         if self._meter is not None:
             self._meter.close()
-        for files in self._files.values():
-            files.discard()
+        self.segments.discard()
 
     def _end(self, number: int, error: BaseException | None) -> None:
-        run = self._runs.get(number)
+        run = self.segments.runs.get(number)
         if error is None and run is not None:
             try:
                 self.settle(number)
                 run._finish(None)
             except BaseException as unwind:
                 error = unwind
-        self._open.discard(number)
-        if number in self._files:
-            self._files[number].discard()
-        self._tell(number, conclude(run, self._specs[number], error)._replace(energy=self._rest(number)))
+        self.segments.end(number, error, lambda: self._rest(number))
 
     def _rest(self, number: int) -> Plain | None:
         """What a member that ends drew outside of its reports: its part of what no epoch of the group drew, too."""
         other: Callable[[], Plain | None] | None = getattr(self._meter, "other", None)
-        if other is not None and (not self._inside or not self._open):
+        if other is not None and (not self._inside or not self.segments.open):
             told = other()
             if told is not None:
                 drawn = measurement(*told)
                 self._other = drawn if self._other is None else self._other + drawn
         rest: Measurement | None = None
         if self._other is not None:
-            sharing = len(self._open) + 1
+            sharing = len(self.segments.open) + 1
             rest = self._other.scaled(1 / sharing, source=Source.ATTRIBUTED)
             self._other = self._other.scaled(1 - 1 / sharing)
-        run = self._runs.get(number)
+        run = self.segments.runs.get(number)
         own = None if run is None else run._drawn_otherwise()  # of an epoch it has not reported
         if own is None or rest is None:
             return own if rest is None else rest.plain
@@ -376,7 +344,7 @@ class _Placement:
         """The member's epoch is about to be closed: it took its part of the group's time."""
         seconds = self._seconds.pop(number, None)
         if seconds is not None:
-            self._runs[number]._mark_s = time.perf_counter() - seconds
+            self.segments.runs[number]._mark_s = time.perf_counter() - seconds
 
 
 @final

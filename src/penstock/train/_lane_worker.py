@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.core.measurement import Measurement
 from penstock.train._run import EpochMeter, Run, Sink
 from penstock.train._seeding import seed_all, seed_no_more
-from penstock.train._worker import (
-    End,
-    Settings,
-    Spec,
-    conclude,
-    execute,
-    files_of,
-    make_run,
-    meter_of,
-)
+from penstock.train._segments import Segments, note
+from penstock.train._worker import End, Settings, Spec, execute, meter_of
 
 if TYPE_CHECKING:
-    from penstock.train._checkpoint import FileCheckpoints, Plain
+    from penstock.train._checkpoint import Plain
     from penstock.train._lanes import Lane
 
 _SHORT_S = 1e-3  # of a lane's own time, too little to read a meter for
@@ -56,7 +48,7 @@ def run_lanes(
             group.note({"count": half, "reason": reason, "halved": True})
     finally:
         group.close()
-    for number, spec in group.left().items():
+    for number, spec in group.segments.left().items():
         sink = sinks[number]
         tell(
             number,
@@ -148,44 +140,26 @@ class _Placement:
         fraction: float = 1.0,
     ) -> None:
         self._work = work
-        self._specs = specs
-        self._sinks = sinks
-        self._tell = tell
+        self.segments = Segments(specs, settings, sinks, tell)
         self._device = devices[0]
         self._fusion = fusion
-        self._open: set[int] = set(range(len(specs)))
-        self._runs: dict[int, Run] = {}
-        self._files: dict[int, FileCheckpoints] = {}
         meter = meter_of(settings, specs[0], devices, fraction)
         self._window = None if meter is None else _Window(meter)
-        for number, (spec, sink) in enumerate(zip(specs, sinks, strict=True)):
+        for number in range(len(specs)):
             share = None if self._window is None else _Share(self._window, number)
-            try:
-                self._files[number] = files_of(spec, settings)
-                self._runs[number] = make_run(
-                    spec,
-                    settings,
-                    sink,
-                    checkpoints=self._files[number],
-                    devices=devices,
-                    threads=threads,
-                    meter=share,
-                )
-            except Exception as error:
+            error = self.segments.begin(number, devices=devices, threads=threads, meter=share)
+            if error is not None:
                 self._end(number, error)
-                continue
-            if self._window is not None and share is not None:
+            elif self._window is not None and share is not None:
                 self._window.shares[number] = share
 
     def run(self) -> None:
         """Run all lanes to the ends of their segments."""
         from penstock.train._lanes import Hub
 
-        for number, run in list(self._runs.items()):
-            until = self._specs[number].until
-            if until is not None and run._epoch >= until:  # it was done before, only nobody knew
-                self._end(number, None)
-        numbers = [number for number in self._runs if number in self._open]
+        for number in self.segments.complete():
+            self._end(number, None)
+        numbers = [number for number in self.segments.runs if number in self.segments.open]
         if self._window is not None:
             self._window.shares = {number: self._window.shares[number] for number in numbers}
         hub = Hub(
@@ -203,20 +177,11 @@ class _Placement:
         finally:
             seed_no_more()
 
-    def left(self) -> dict[int, Spec]:
-        """Segments that have not ended, from where they are now."""
-        found = {}
-        for number in sorted(self._open):
-            run, spec = self._runs.get(number), self._specs[number]
-            found[number] = spec if run is None else spec._replace(known=max(spec.known, run._last_reported))
-        return found
-
     def close(self) -> None:
         """Nothing more is measured; a checkpoint that was begun and not finished is thrown away."""
         if self._window is not None:
             self._window.meter.close()
-        for files in self._files.values():
-            files.discard()
+        self.segments.discard()
 
     def note(self, data: Mapping[str, Any]) -> None:
         """Tell the study what was decided for trials of this kind."""
@@ -225,7 +190,7 @@ class _Placement:
     # ------------------------------------------------------------ inside
 
     def _body(self, number: int) -> Callable[[Lane], None]:
-        run, spec = self._runs[number], self._specs[number]
+        run, spec = self.segments.runs[number], self.segments.specs[number]
 
         def body(lane: Lane) -> None:
             run._lane = lane
@@ -240,36 +205,29 @@ class _Placement:
                 {"count": 1, "reason": "the training function does not call run.prepare(model, optimizer)"}
             )
         if lane.again is not None:  # it is run by itself once the others are through
-            self._post(number, {"trial": self._specs[number].trial, "reason": lane.again})
+            self._post(number, {"trial": self.segments.specs[number].trial, "reason": lane.again})
             return
         self._end(number, lane.error)
 
     def _end(self, number: int, error: BaseException | None) -> None:
-        run = self._runs.get(number)
-        self._open.discard(number)
-        if number in self._files:
-            self._files[number].discard()
-        end = conclude(run, self._specs[number], error)
-        if run is not None and self._window is not None and self._window.lanes:
-            end = end._replace(energy=run._drawn_otherwise())
-        self._tell(number, end)
+        run = self.segments.runs.get(number)
+        begun = run is not None and self._window is not None and bool(self._window.lanes)
+        self.segments.end(number, error, run._drawn_otherwise if run is not None and begun else None)
 
     def _noted(self, data: Mapping[str, Any], numbers: Sequence[int]) -> None:
         if "lane" in data:
             number = numbers[data["lane"]]
-            self._post(number, {"trial": self._specs[number].trial, "reason": data["reason"]})
+            self._post(number, {"trial": self.segments.specs[number].trial, "reason": data["reason"]})
             return
         count = data["count"]
         self.note({**data, "count": int(self._fusion.get("count", count)) if count > 1 else 1})
 
     def _post(self, number: int, data: dict[str, Any]) -> None:
-        noted: Callable[[str, Any], None] | None = getattr(self._sinks[number], "noted", None)
-        if noted is not None:
-            noted("fusion", data)
+        note(self.segments.sinks[number], data)
 
     def _resumed(self, number: int, seconds: float) -> None:
         """The lane goes on: while others ran it took no time of its epoch."""
-        run = self._runs[number]
+        run = self.segments.runs[number]
         run._mark_s = time.perf_counter() if seconds < 0 else run._mark_s + seconds
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.train._task import Task
 
 _TRIES = 3  # learning rates an exploration tries, each a tenth of the one before
+_FORWARD = 1 / 3  # of a training step: a backward pass takes twice a forward one
 _FLUSH = 2048  # losses kept as separate tensors before they are joined
 
 
@@ -461,7 +462,8 @@ class Trainer:
 
         Returns:
             The metrics of the second copy, with ``sm2_lr`` (the rate chosen), ``sm2_stability``, ``sm2_loss``
-            (the sweep's smoothed loss there) and ``sm2_fraction`` (training samples used / samples there are).
+            (the sweep's smoothed loss there) and ``sm2_fraction``: its part of the work of an epoch, validation
+            included, so that energy / fraction is the energy of an epoch.
         """
         from penstock.train._lr_range import sweep
 
@@ -473,13 +475,14 @@ class Trainer:
         half = max(1, len(subset) // (2 * self.batch_size)) * self.batch_size
         choice = sweep(self.clone(), lrs=lrs, lr_range=(low, high), order=subset[:half])
         rest = subset[half:] if len(subset) > half else subset
-        used = choice.steps * self.batch_size
+        checked = 0 if self.data.val is None else self.data.val.n
+        work = choice.steps * self.batch_size + choice.probed * _FORWARD
         lr, metrics = choice.lr, {"loss": math.nan}
         for attempt in range(_TRIES):
             # A rate that breaks the copy would break the model: a tenth of it, and once more.
             lr = choice.lr / 10**attempt
             metrics = self._try(lr, rest)
-            used += len(rest)
+            work += len(rest) + checked * _FORWARD
             if all(map(math.isfinite, metrics.values())):
                 break
         self.set_lr(lr)
@@ -491,7 +494,7 @@ class Trainer:
             **metrics,
             "sm2_lr": lr,
             "sm2_stability": choice.stability if lr == choice.lr else 0.0,
-            "sm2_fraction": used / self.data.train.n,
+            "sm2_fraction": work / (self.data.train.n + checked * _FORWARD),
         }
 
     def _try(self, lr: float, order: Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import InvalidInput, MissingDependency
@@ -52,6 +52,7 @@ class LRChoice:
         smooth: The smoothed losses up to the divergence.
         curvature: Second derivative of the smoothed loss over log10-lr, in units of the curve's own range.
         steps: Optimizer steps the sweep took.
+        probed: Samples whose loss it looked at between them, without a step.
     """
 
     lr: float
@@ -64,6 +65,7 @@ class LRChoice:
     smooth: tuple[float, ...]
     curvature: tuple[float, ...]
     steps: int = 0
+    probed: int = 0
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the curve, its curvature and the chosen window (SM2 Fig. 1); returns the matplotlib axes.
@@ -288,6 +290,8 @@ def sweep(
         least_steps: Steps to take even if ``order`` has fewer batches, which are then used again (at most three
             per rate).
     """
+    from penstock.train._loop import _rows
+
     size = trainer.batch_size
     batches = max(1, len(order) // size)
     budget = max(batches, min(least_steps, _STEPS * lrs))
@@ -320,8 +324,10 @@ def sweep(
             break  # energy spent on larger rates would tell nothing
         best = min(best, loss)
     stream.close()
+    looks = len(found)
     found += [math.nan] * (len(rates) - len(found))
-    return choose_lr(rates, found, window=window, steps=taken)
+    choice = choose_lr(rates, found, window=window, steps=taken)
+    return replace(choice, probed=looks * sum(_rows(batch) for batch in probe))
 
 
 def _probe(trainer: Trainer, order: Tensor, used: int) -> list[Any]:

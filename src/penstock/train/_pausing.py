@@ -28,10 +28,23 @@ from penstock.core.errors import InvalidInput, Unsupported
 from penstock.train._task import Task
 
 _SLOTS = 16  # doubles in the page
-_UNTIL, _CLOSED_AT, _WAITING, _OPENED, _LENT_S, _FREE_BYTES, _STEPS, _WORKED_S, _PAUSES, _OVERRUN_S = range(
-    10
-)
+(
+    _UNTIL,
+    _CLOSED_AT,
+    _WAITING,
+    _OPENED,
+    _LENT_S,
+    _FREE_BYTES,
+    _STEPS,
+    _WORKED_S,
+    _PAUSES,
+    _OVERRUN_S,
+    _LATE_S,  # all overruns together
+    _SPEED,  # the part of the host's time that was lent lately
+    _YIELD,  # whether trials are to run only where nobody else wants the core
+) = range(13)
 _ENDED = -1.0
+_HANDOVER_S = 30.0  # in which the trial before must have let go of a stage
 _ALIVE_S = 0.5  # how often a waiting trial looks whether its host still lives
 
 
@@ -49,6 +62,10 @@ def _wake_of(path: Path) -> Path:
     return path.with_suffix(".wake")
 
 
+def _gpu_of(path: Path) -> Path:
+    return path.with_suffix(".gpu")
+
+
 def _alive(wake: int) -> bool:
     """Whether a host holds the FIFO's lock: the system gives it back however the host ends."""
     try:
@@ -60,6 +77,34 @@ def _alive(wake: int) -> bool:
 
 
 # ------------------------------------------------------------ the host's side
+
+
+@final
+class Margin:
+    """How much before its expected end a bubble ends for trials: as little as the host can bear.
+
+    Bubbles vary. A trial that still works when one has ended early holds the host up by what it overran. The margin
+    grows quickly while that costs more of the host's time than allowed, and shrinks slowly while it costs less.
+
+    Args:
+        early: To begin with, as a part of the bubble.
+        slowdown: What the host may lose, as a part of its time.
+    """
+
+    def __init__(self, early: float = 0.1, slowdown: float = 0.002) -> None:
+        self.early, self.slowdown = early, slowdown
+        self._late_s = self._step_s = 0.0
+
+    def passed(self, step_s: float, late_s: float) -> float:
+        """A step of the host took so long, and trials overran by so much in it; returns the margin from now on."""
+        # Both fade alike, so their ratio is that of the last steps.
+        self._late_s = 0.9 * self._late_s + late_s
+        self._step_s = 0.9 * self._step_s + step_s
+        if self._late_s > self.slowdown * self._step_s:
+            self.early = min(0.5, 1.1 * self.early + 0.005)
+        else:
+            self.early = max(0.0, 0.98 * self.early - 0.0005)
+        return self.early
 
 
 @final
@@ -85,10 +130,16 @@ class Host:
     Args:
         folder: Where hosts and trials meet; made if missing.
         stage: The stage's number.
+        gpu: The stage's GPU, as ``CUDA_VISIBLE_DEVICES`` names it (a number or a UUID), so that trials compute on the
+            same one; None: the stage computes on the CPU.
         free_bytes: The device memory that trials may use there; None: not known.
         least_s: Shorter bubbles are not lent.
         learn_steps: Steps that are only watched.
-        early: How much before the expected end a bubble ends for trials, as a part of its length.
+        early: How much before the expected end a bubble ends for trials at first, as a part of its length; from then
+            on the margin follows what trials overrun.
+        slowdown: How much of the stage's time trials that overrun a bubble may cost.
+        background: Let the system run a study's trials there only on cores that nobody else wants, where it can
+            (Linux): on a CPU, what a trial does between its layers then can't disturb the host either.
     """
 
     def __init__(
@@ -96,27 +147,32 @@ class Host:
         folder: str | os.PathLike[str],
         *,
         stage: int = 0,
+        gpu: int | str | None = None,
         free_bytes: int | None = None,
         least_s: float = 0.003,
         learn_steps: int = 3,
         early: float = 0.1,
+        slowdown: float = 0.002,
+        background: bool = True,
     ) -> None:
         if not hasattr(os, "mkfifo"):
             raise Unsupported("Bubbles need FIFOs, which this system lacks: use Linux or macOS.")
         if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
             raise InvalidInput(f"stage must be a whole number of at least 0, got {stage!r}.")
-        if not (0 <= early < 1 and least_s > 0 and learn_steps >= 1):
+        if not (0 <= early < 1 and least_s > 0 and learn_steps >= 1 and 0 <= slowdown < 1):
             raise InvalidInput(
-                "early must be in [0, 1), least_s above 0, learn_steps at least 1, "
-                f"got {early}, {least_s}, {learn_steps}."
+                "early and slowdown must be in [0, 1), least_s above 0, learn_steps at least 1, "
+                f"got {early}, {slowdown}, {least_s}, {learn_steps}."
             )
         self.stage = stage
-        self.least_s, self.learn_steps, self.early = least_s, learn_steps, early
+        self.least_s, self.learn_steps = least_s, learn_steps
+        self._margin = Margin(early, slowdown)
         base = Path(folder)
         base.mkdir(parents=True, exist_ok=True)
         self.path = base / f"stage{stage}.bubble"
         with suppress(FileNotFoundError):
             _wake_of(self.path).unlink()
+        _gpu_of(self.path).write_text("" if gpu is None else str(gpu))
         os.mkfifo(_wake_of(self.path), 0o600)
         self._wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
         fcntl.flock(self._wake, fcntl.LOCK_EX)
@@ -124,11 +180,19 @@ class Host:
             file.write(bytes(8 * _SLOTS))
         Path(file.name).replace(self.path)
         self._words = _page(self.path)
+        self._words[_YIELD] = float(background)
         self._words[_FREE_BYTES] = math.nan if free_bytes is None else float(free_bytes)
         self._gaps: list[deque[float]] = []
         self._at = 0
         self._gap_began: float | None = None
         self._steps = 0
+        self._step_began: float | None = None
+        self._late_s = self._lent_s = self._lent_before_s = self._time_s = 0.0
+
+    @property
+    def early(self) -> float:
+        """How much before its expected end a bubble ends for trials now, as a part of its length."""
+        return self._margin.early
 
     # ---------------------------------------------- reporting
 
@@ -136,6 +200,7 @@ class Host:
     def step(self) -> Iterator[None]:
         """Around one step of the pipeline's schedule (not the optimizer's)."""
         self._at = 0
+        self._follow()
         self._begin_gap()
         try:
             yield
@@ -143,6 +208,18 @@ class Host:
             self._end_gap()
             self._steps += 1
             self._words[_STEPS] = float(self._steps)
+
+    def _follow(self) -> None:
+        """From one step's beginning to the next's: what was lent, and what trials overran."""
+        now, words = _now_s(), self._words
+        if self._step_began is not None and self._steps > self.learn_steps:
+            step_s = now - self._step_began
+            self._margin.passed(step_s, words[_LATE_S] - self._late_s)
+            self._time_s = 0.9 * self._time_s + step_s
+            self._lent_s = 0.9 * self._lent_s + words[_LENT_S] - self._lent_before_s
+            words[_SPEED] = min(1.0, self._lent_s / self._time_s)
+        self._step_began = now
+        self._late_s, self._lent_before_s = words[_LATE_S], words[_LENT_S]
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -182,7 +259,7 @@ class Host:
             return
         length_s = self.expected_s(self._at)
         if length_s >= self.least_s:
-            self.lend(length_s * (1 - self.early), now)
+            self.lend(length_s * (1 - self._margin.early), now)
 
     def _end_gap(self) -> None:
         if self._gap_began is None:
@@ -311,7 +388,15 @@ class Gate:
         self._wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
         self._took: dict[object, float] = {}
         self._slot: object = None
-        self._since = 0.0
+        self._since = self._cpu_s = 0.0
+        self._yields = False
+
+    def to_background(self) -> None:
+        """Let the system run this process only where no other wants the core, where it can."""
+        if hasattr(os, "SCHED_IDLE"):
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+                self._yields = True
 
     @classmethod
     def any(cls, folder: str | os.PathLike[str], *, slack_s: float = 0.0002) -> Gate:
@@ -349,6 +434,8 @@ class Gate:
         if until != _ENDED and now + self._took.get(slot, 0.0) + self.slack_s > until:
             now = self._pause(slot, now)
         self._slot, self._since = slot, now
+        if self._yields:
+            self._cpu_s = time.process_time()
 
     def rest(self) -> None:
         """Say that what comes next (data, saving, the next trial) is no layer's work, and not counted as such."""
@@ -364,7 +451,11 @@ class Gate:
         self._took[self._slot] = took if old is None else 0.8 * old + 0.2 * took
         closed = words[_CLOSED_AT]
         if closed > self._since:  # the bubble ended while the layer ran
-            words[_OVERRUN_S] = max(words[_OVERRUN_S], now - closed)
+            late = now - closed
+            if self._yields:  # what it had to wait for the core, it did not keep the host from it
+                late = min(late, time.process_time() - self._cpu_s)
+            words[_OVERRUN_S] = max(words[_OVERRUN_S], late)
+            words[_LATE_S] += late
 
     def _pause(self, slot: object, now: float) -> float:
         """Sleep until a bubble begins (or the host is gone); returns the time."""
@@ -481,6 +572,93 @@ def _nodes(output: Any) -> Iterator[Any]:
             yield node
 
 
+# ------------------------------------------------------------ what executors see
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage that lends its bubbles.
+
+    Attributes:
+        path: Its ``.bubble`` file.
+        name: Its name, unique in its folder.
+        gpu: Its GPU as ``CUDA_VISIBLE_DEVICES`` names it; None: it computes on the CPU.
+    """
+
+    path: Path
+    name: str
+    gpu: str | None
+
+    def now(self) -> tuple[float, int | None]:
+        """The part of the time that is lent at present (1: the host has ended), and the device memory left free."""
+        try:
+            words = _page(self.path)
+            wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
+        except OSError:
+            return 1.0, None
+        try:
+            over = words[_UNTIL] == _ENDED or not _alive(wake)
+        finally:
+            os.close(wake)
+        free = None if math.isnan(words[_FREE_BYTES]) else int(words[_FREE_BYTES])
+        return (1.0, None) if over else (words[_SPEED], free)
+
+
+def stages_in(folder: str | os.PathLike[str]) -> list[Stage]:
+    """The stages that lend bubbles in a folder, in order.
+
+    Raises:
+        InvalidInput: There are none.
+    """
+    found = []
+    for path in sorted(Path(folder).glob("*.bubble"), key=lambda p: (len(p.name), p.name)):
+        gpu = _gpu_of(path).read_text().strip() if _gpu_of(path).exists() else ""
+        found.append(Stage(path, path.stem, gpu or None))
+    if not found:
+        raise InvalidInput(f"No host job lends bubbles in {folder}: start it first.")
+    return found
+
+
+@contextmanager
+def guest(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let everything torch computes within stop between any two operations while the host of a stage computes.
+
+    Finer than layers, and for every kind of training: fused groups, functions, what has no modules. What is compiled
+    is one operation, so nothing is compiled meanwhile.
+
+    Args:
+        path: The stage's ``.bubble`` file.
+    """
+    from penstock.train import _fused_loop
+    from penstock.train._operations import stopping
+
+    gate = _patient(path)
+    if gate._words[_YIELD]:
+        gate.to_background()
+    cost_s = _fused_loop._costs["compile_cost_s"]
+    _fused_loop._costs["compile_cost_s"] = math.inf
+    try:
+        with stopping(gate.passage):
+            yield
+    finally:
+        _fused_loop._costs["compile_cost_s"] = cost_s
+        gate.rest()
+        gate.close()
+
+
+def _patient(path: str | os.PathLike[str]) -> Gate:
+    """A stage's gate, as soon as the trial before has let go of it."""
+    deadline_s = _now_s() + _HANDOVER_S
+    while True:
+        try:
+            return Gate(path)
+        except Unsupported:
+            if _now_s() > deadline_s:
+                raise
+            time.sleep(0.01)
+
+
 # ------------------------------------------------------------ tasks
 
 _gates: dict[str, Gate] = {}
@@ -496,9 +674,8 @@ def gate_of(folder: str | os.PathLike[str], *, background: bool = True) -> Gate:
     key = str(Path(folder).resolve())
     if key not in _gates:
         _gates[key] = Gate.any(folder)
-        if background and hasattr(os, "SCHED_IDLE"):
-            with suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        if background:
+            _gates[key].to_background()
     return _gates[key]
 
 

@@ -29,6 +29,7 @@ _INFERENCE = ("power_w", "memory_bytes", "latency_s", "params", "flops")
 _TRAINING = ("epoch_s", "epoch_j")
 _EXTRA = ("params", "flops")
 _ROUNDS = 5
+_AGAIN = 10  # of so many structures one is measured again: repeats tell the sensor's scatter
 
 
 @final
@@ -96,6 +97,7 @@ class Profile:
         made_by = None if task is None else getattr(task.model, "__name__", None)
         self.name = name or made_by or "task"
         self.samples: list[ProfileSample] = []
+        self.repeats: list[ProfileSample] = []
         self._traced: dict[str, dict[str, float]] = {}
 
     def collect(
@@ -108,7 +110,8 @@ class Profile:
     ) -> Predictors:
         """Measure so many structures and fit predictors to all measured so far.
 
-        Structures that fail to build or run are kept with their error in ``samples`` and left out.
+        Structures that fail to build or run are kept with their error in ``samples`` and left out. Every tenth one
+        (more of few) is measured again, for the scatter of the sensors; these are in ``repeats``.
 
         Args:
             samples: How many.
@@ -126,6 +129,10 @@ class Profile:
             self.samples.append(sample)
             if on_sample is not None:
                 on_sample(index, sample)
+        again = max(1, min(_AGAIN, samples // 5))
+        for sample in self.samples[len(self.samples) - samples :: again]:
+            if not sample.error:
+                self.repeats.append(self._sample(sample.config))
         return self.fit(folds=folds, seed=seed)
 
     def fit(self, *, folds: int = 10, seed: int = 0) -> Predictors:
@@ -136,6 +143,7 @@ class Profile:
             raise InvalidInput(
                 f"{len(good)} of {len(self.samples)} structures could be measured, too few.{broken}"
             )
+        good += [sample for sample in self.repeats if not sample.error]
         configs = [sample.config for sample in good]
         models: dict[str, Predictor] = {}
         for quantity in dict.fromkeys(name for sample in good for name in sample.values):

@@ -208,6 +208,8 @@ class Run:
             ) in self._reports:  # made, but perhaps never heard of, before the worker or the driver died
                 sink.reported(report)
                 self._new += 1
+            if self._found.unheard is not None:  # or the next segment would go on from an older one
+                sink.saved(self._found.epoch, self._found.unheard)
         self._mark_s = time.perf_counter()
 
     def __repr__(self) -> str:

@@ -202,14 +202,21 @@ def conclude(run: Run | None, spec: Spec, error: BaseException | None) -> End:
 
 
 def meter_of(
-    settings: Settings, spec: Spec, devices: tuple[str, ...], fraction: float = 1.0
+    settings: Settings, spec: Spec, devices: tuple[str, ...], fraction: float = 1.0, members: int = 1
 ) -> EpochMeter | None:
-    """The meter of a segment that holds ``fraction`` of its devices, or None."""
+    """The meter of a segment, or of so many fused ones, that holds ``fraction`` of its devices, or None."""
     make = settings.make_meter
     if make is None:
         return None
     for_trial: Callable[[tuple[str, ...], Any], EpochMeter | None] | None = getattr(make, "for_trial", None)
-    meter = make(devices) if for_trial is None else for_trial(devices, spec.config)
+    for_group: Callable[..., EpochMeter | None] | None = getattr(make, "for_group", None)
+    for_spec: Callable[..., EpochMeter | None] | None = getattr(make, "for_spec", None)
+    if for_spec is not None:
+        meter = for_spec(devices, spec.config, spec.options, members)
+    elif members > 1 and for_group is not None:
+        meter = for_group(devices, spec.config, members)
+    else:
+        meter = make(devices) if for_trial is None else for_trial(devices, spec.config)
     weigh: Callable[[float], None] | None = getattr(meter, "weigh", None)
     if weigh is not None:
         weigh(fraction)
@@ -245,7 +252,8 @@ def _verdict(run: Run, spec: Spec) -> End:
         if not at_end:
             return End(TrialStatus.PAUSED.value, epoch, reason, kept=True)
     # It may have been done before, and only nobody knew.
-    was_done = not run._entered and (at_end or (until is None and 0 < epoch <= spec.known))
+    went_on = epoch > (0 if until is None else spec.start)  # in this segment, before it was cut off
+    was_done = not run._entered and (at_end or (went_on and epoch <= spec.known))
     if not run._new and not was_done:
         wanted = ", ".join(f"{name}=..." for name in run._objectives) or "loss=..."
         return End(
@@ -283,8 +291,16 @@ def run_all(
         devices: Where to compute.
         threads: CPU threads.
         facts: What the planner says of the placement: its fusion count, or that it is to be measured; the executor:
-            which one this is of the workers that train it together, and the ``fraction`` of its devices it holds.
+            which one this is of the workers that train it together, the ``fraction`` of its devices it holds, and
+            the stage's file if it runs in a host job's ``bubble``.
     """
+    if "bubble" in facts:
+        from penstock.train._pausing import guest
+
+        rest = {name: fact for name, fact in facts.items() if name != "bubble"}
+        with guest(facts["bubble"]):
+            run_all(work, specs, settings, sinks, tell, devices=devices, threads=threads, facts=rest)
+        return
     if len(specs) > 1:
         from penstock.train._task import Task
 

@@ -69,6 +69,24 @@ class NvmlStub:
             device.min_w, device.max_w, device.default_w, device.limit_w = 100.0, 250.0, 250.0, 250.0
             device.settled_s = self.now_s()
 
+    @classmethod
+    def attach(cls, path: Path) -> NvmlStub:
+        """The GPUs that another process has made at ``path``."""
+        stub = object.__new__(cls)
+        stub.path = path
+        stub.file = path.open("r+b")
+        stub.map = mmap.mmap(stub.file.fileno(), ctypes.sizeof(_State))
+        stub.state = _State.from_buffer(stub.map)
+        return stub
+
+    def write_smi(self, folder: Path) -> None:
+        """Put a tool there by which executors find these GPUs."""
+        tool = folder / "nvidia-smi"
+        uuids = [self.state.devices[index].uuid.decode() for index in range(self.state.count)]
+        lines = "\n".join(f"{index}, {uuid}, Stub V100, 32768" for index, uuid in enumerate(uuids))
+        tool.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+        tool.chmod(0o755)
+
     def environment(self, library: Path) -> dict[str, str]:
         """What a child process needs to see these GPUs."""
         paths = [str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")]

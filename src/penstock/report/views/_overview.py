@@ -174,7 +174,7 @@ def _footprint(folded: Folded) -> dict[str, Any]:
         "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},
         "cost": None
         if energy is None or price is None
-        else figure_of(money(energy, price, folded.spec.get("currency", "EUR"))),
+        else figure_of(money(energy, price, str(folded.spec.get("currency", "EUR")))),
     }
 
 

@@ -1,0 +1,386 @@
+"""Penstock's, Optuna's and Ray Tune's defaults side by side: time to the same quality, with no argument but the goal.
+
+Run with: python benchmarks/defaults.py digits|fashion|characters [--seeds 5] [--seconds 20] [--data FOLDER]
+
+Each contender gets the same network, data, optimizer, epochs, space, seconds and both cores, one after another, seed by
+seed. The quality is the best validation accuracy of any epoch so far; the quality they are timed to is the worst of
+their final ones, so that all reach it; who has reported nothing when the time is up counts with that time. Penstock:
+``pk.Study(task, space, maximize="accuracy").run()``. Optuna: ``study.optimize(objective)`` with reports after every
+epoch, so that its default pruner works. Ray Tune: ``Tuner.fit()`` with a report after every epoch; starting Ray itself
+is not counted. Time begins with the call and ends at the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import penstock as pk
+from _bench import save, spread
+from penstock.core import Reported
+from penstock.report import View
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist installs it
+EPOCHS = 9
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task as all contenders get it."""
+
+    network: Callable[..., nn.Module]
+    data: Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+    optimizer: type[torch.optim.Optimizer]
+    low: float
+    high: float
+    loss: Callable[..., torch.Tensor] = F.cross_entropy
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(-1) == target).float().mean()
+
+
+# --- the three tasks ---------------------------------------------------------------------------------------------
+
+
+def digits() -> tuple[torch.Tensor, ...]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.tensor(found.data / 16, dtype=torch.float32)
+    y = torch.tensor(found.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    return x[:1347], y[:1347], x[1347:], y[1347:]
+
+
+def mlp(**_: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def _idx(path: Path, head: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(gzip.open(path).read()[head:]), dtype=torch.uint8)
+
+
+def fashion() -> tuple[torch.Tensor, ...]:
+    folder = Path(os.environ.get("PENSTOCK_FASHION_MNIST", FASHION))
+    x = _idx(folder / "train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28).float() / 255
+    y = _idx(folder / "train-labels-idx1-ubyte.gz", 8).long()
+    return x[:2000], y[:2000], x[2000:3000], y[2000:3000]
+
+
+def cnn(**_: Any) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 6 * 6, 10),
+    )
+
+
+def characters() -> tuple[torch.Tensor, ...]:
+    """Python's own help texts, to be continued letter by letter."""
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics))[:60_000]
+    letters = {letter: number for number, letter in enumerate(sorted(set(text)))}
+    codes = torch.tensor([letters[letter] for letter in text])
+    pieces = codes.unfold(0, 33, 32)
+    x, y = pieces[:, :-1], pieces[:, 1:]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order].contiguous(), y[order].contiguous()
+    return x[:1200], y[:1200], x[1200:1600], y[1200:1600]
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int = 32, letters: int = 128) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(letters, width)
+        self.place = nn.Parameter(torch.zeros(32, width))
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.mix = nn.Linear(width, width)
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.out = nn.Linear(width, letters)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x) + self.place
+        normal = self.one(hidden)
+        seen = F.scaled_dot_product_attention(
+            self.query(normal), self.key(normal), self.value(normal), is_causal=True
+        )
+        hidden = hidden + self.mix(seen)
+        hidden = hidden + self.feed(self.two(hidden))
+        return self.out(hidden)
+
+
+def transformer(**_: Any) -> nn.Module:
+    return Transformer()
+
+
+def letter_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+PROBLEMS = {
+    "digits": Problem(mlp, digits, torch.optim.SGD, 1e-4, 1.0),
+    "fashion": Problem(cnn, fashion, torch.optim.SGD, 1e-4, 1.0),
+    "characters": Problem(transformer, characters, torch.optim.Adam, 1e-5, 1e-1, letter_loss),
+}
+BATCH_SIZE = 32
+
+
+# --- the contenders ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Curve:
+    """Best so far by time."""
+
+    points: list[tuple[float, float]]
+    seconds: float = 0.0  # what it was given: one without a single report by then counts with these
+    trials: int = 0
+
+    @property
+    def final(self) -> float:
+        return max((value for _, value in self.points), default=0.0)
+
+    def time_to(self, quality: float) -> float:
+        return min((at for at, value in self.points if value >= quality), default=self.seconds)
+
+
+def penstock(problem: Problem, seed: int, seconds: float) -> Curve:
+    """With nothing but the goal. The clock ends it, from outside: a default study has its own end."""
+
+    def data() -> pk.Data:
+        x, y, v, w = problem.data()
+        return pk.Data((x, y), (v, w))
+
+    first = "momentum" if problem.optimizer is torch.optim.SGD else "beta1"
+    task = pk.Task(
+        problem.network,
+        data,
+        problem.loss,
+        metrics={"accuracy": accuracy},
+        optimizer=problem.optimizer,
+        epochs=EPOCHS,
+        batch_size=BATCH_SIZE,
+    )
+    space = pk.Space(lr=pk.Float(problem.low, problem.high, log=True), **{first: pk.Float(0.5, 0.99)})
+    curve = Curve([], seconds)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        begun_s = time.perf_counter()
+        study = pk.Study(task, space, maximize="accuracy", seed=seed)
+        listener = _Listener(curve, begun_s, begun_s + seconds)
+        study.run(view=listener)
+        curve.trials = len(study.trials)
+    print(f"    {listener.said[0] if listener.said else ''}", flush=True)
+    return curve
+
+
+class _Listener(View):
+    """Keeps the best so far, and interrupts the study when the time is up."""
+
+    def __init__(self, curve: Curve, begun_s: float, end_s: float) -> None:
+        self.curve, self.begun_s, self.end_s = curve, begun_s, end_s
+        self.said: list[str] = []
+
+    def open(self, name: str, goal: Any, state: Any, slots: int) -> None:
+        pass
+
+    def on(self, event: Any, state: Any) -> None:
+        if isinstance(event, Reported):
+            self.curve.points.append((time.perf_counter() - self.begun_s, event.metrics["accuracy"]))
+
+    def tick(self, state: Any, expected: Any, busy: int) -> None:
+        if time.perf_counter() > self.end_s:
+            self.end_s = float("inf")
+            os.kill(os.getpid(), 15)  # SIGTERM: running epochs end, then it leaves
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+def loop(problem: Problem, config: dict[str, float], seed: int, report: Callable[[int, float], None]) -> None:
+    """A plain training, as one writes it: the one of the peers."""
+    torch.manual_seed(seed)
+    x, y, v, w = problem.data()
+    model = problem.network()
+    if problem.optimizer is torch.optim.SGD:
+        optimizer = problem.optimizer(model.parameters(), lr=config["lr"], momentum=config["other"])
+    else:
+        optimizer = problem.optimizer(model.parameters(), lr=config["lr"], betas=(config["other"], 0.999))
+    for epoch in range(EPOCHS):
+        model.train()
+        for rows in torch.randperm(len(x)).split(BATCH_SIZE):
+            optimizer.zero_grad()
+            problem.loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            report(epoch, float(accuracy(model(v), w)))
+
+
+def optuna(problem: Problem, seed: int, seconds: float) -> Curve:
+    """One after another, as by default; torch uses both cores."""
+    import optuna as library
+
+    library.logging.set_verbosity(library.logging.ERROR)
+    curve = Curve([], seconds)
+    begun_s = time.perf_counter()
+
+    def objective(trial: Any) -> float:
+        config = {
+            "lr": trial.suggest_float("lr", problem.low, problem.high, log=True),
+            "other": trial.suggest_float("other", 0.5, 0.99),
+        }
+        best = 0.0
+
+        def report(epoch: int, value: float) -> None:
+            nonlocal best
+            best = max(best, value)
+            curve.points.append((time.perf_counter() - begun_s, value))
+            trial.report(value, epoch)
+            if trial.should_prune():
+                raise library.TrialPruned
+            if time.perf_counter() - begun_s > seconds:
+                raise library.TrialPruned
+
+        loop(problem, config, seed, report)
+        return best
+
+    sampler = library.samplers.TPESampler(seed=seed)  # the default, with a seed
+    study = library.create_study(direction="maximize", sampler=sampler)
+    study.optimize(objective, timeout=seconds)
+    curve.trials = len(study.trials)
+    return curve
+
+
+def tune(problem: Problem, seed: int, seconds: float) -> Curve:
+    """As many trials at once as there are cores, as by default."""
+    import ray
+    from ray import tune as library
+    from ray.tune import Callback
+
+    curve = Curve([], seconds)
+    begun_s = 0.0
+
+    def trainable(config: dict[str, float]) -> None:
+        loop(problem, config, seed, lambda _, value: library.report({"accuracy": value}))
+
+    class Watch(Callback):
+        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any) -> None:
+            curve.points.append((time.perf_counter() - begun_s, result["accuracy"]))
+
+    space = {"lr": library.loguniform(problem.low, problem.high), "other": library.uniform(0.5, 0.99)}
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = library.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=library.TuneConfig(
+                metric="accuracy",
+                mode="max",
+                num_samples=-1,
+                time_budget_s=seconds,
+                search_alg=library.search.BasicVariantGenerator(random_state=seed),
+            ),
+            run_config=library.RunConfig(storage_path=folder, verbose=0, callbacks=[Watch()]),
+        )
+        begun_s = time.perf_counter()
+        results = tuner.fit()
+        if results.errors and not curve.points:
+            print(
+                f"    ray tune has no report: {str(results.errors[0]).strip().splitlines()[-1]}", flush=True
+            )
+        curve.trials = len(results)
+    del ray
+    return curve
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("problem", choices=list(PROBLEMS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--data", type=Path, default=None, help="the folder of Fashion-MNIST's four files")
+    parser.add_argument("--only", nargs="*", default=None, help="contenders; nothing is saved")
+    options = parser.parse_args()
+    if options.data is not None:
+        os.environ["PENSTOCK_FASHION_MNIST"] = str(options.data)
+    warnings.filterwarnings("ignore")
+    problem = PROBLEMS[options.problem]
+    contenders: dict[str, Callable[[Problem, int, float], Curve]] = {
+        "penstock": penstock,
+        "optuna": optuna,
+        "ray tune": tune,
+    }
+    if options.only:
+        contenders = {name: contenders[name] for name in options.only}
+    if "ray tune" in contenders:
+        import ray
+
+        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+        # Its workers find this file's modules, too.
+        os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    problem.data()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    finals: dict[str, list[float]] = {name: [] for name in contenders}
+    trials: dict[str, list[float]] = {name: [] for name in contenders}
+    for seed in range(options.seeds):
+        curves = {name: run(problem, seed, options.seconds) for name, run in contenders.items()}
+        quality = min((curve.final for curve in curves.values() if curve.points), default=0.0)
+        for name, curve in curves.items():
+            times[name].append(curve.time_to(quality))
+            finals[name].append(curve.final)
+            trials[name].append(float(curve.trials))
+            print(
+                f"  seed {seed}: {name} {curve.time_to(quality):.2f} s to {quality:.4f}, final {curve.final:.4f}, "
+                f"{curve.trials} trials, {len(curve.points)} epochs",
+                flush=True,
+            )
+    result: dict[str, Any] = {
+        name: {"seconds": spread(times[name]), "final": spread(finals[name]), "trials": spread(trials[name])}
+        for name in contenders
+    }
+    ours = statistics.median(times["penstock"]) if "penstock" in times else float("nan")
+    for name in contenders:
+        print(
+            f"{name}: {statistics.median(times[name]):.2f} s, {statistics.median(times[name]) / ours:.2f}x ours"
+        )
+    if not options.only:
+        result["faster"] = {
+            name: spread([theirs / mine for theirs, mine in zip(times[name], times["penstock"], strict=True)])
+            for name in contenders
+            if name != "penstock"
+        }
+        given = f"{options.problem} --seeds {options.seeds} --seconds {options.seconds:g}"
+        command = f"python benchmarks/defaults.py {given}"
+        save(f"defaults_{options.problem}", command, result, ["penstock", "optuna", "ray", "torch"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,650 @@
+"""Make docs/results.md and the README's table out of benchmarks/results/*.json, so that neither can drift from what ran.
+
+Run with: python -m benchmarks.report [--check]
+
+Every file of results has an extractor below, which turns its figures into rows; ``head`` marks the README's. A file
+without one is listed with its medians. ``--check`` writes nothing and fails where the pages are not what the files say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: made by python -m benchmarks.report -->", "<!-- results end -->"
+
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: what was measured, ours, and what stands beside it."""
+
+    what: str
+    ours: str
+    beside: str = ""
+    head: bool = False
+
+
+# --- figures as text --------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Three digits, no exponent for what people read."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{min(digits, 4)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def middle(value: Any) -> float:
+    """The median of a spread, or a number itself."""
+    return float(value["median"]) if isinstance(value, Mapping) else float(value)
+
+
+def ranged(value: Any, unit: str = "") -> str:
+    """``median (least..greatest)``."""
+    if not isinstance(value, Mapping):
+        return number(value) + unit
+    return f"{number(value['median'])}{unit} ({number(value['min'])}..{number(value['max'])})"
+
+
+def percent(share: float) -> str:
+    return f"{number(100 * share)}%"
+
+
+def times(values: Sequence[float]) -> str:
+    """``1.3x`` or ``1.3-1.7x``."""
+    low, high = (f"{v:.2g}" if v < 10 else f"{v:.0f}" for v in (min(values), max(values)))
+    return f"{low}x" if low == high else f"{low}-{high}x"
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def other(name: str) -> Data:
+    """The figures of another file, for a row that joins two; nothing where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
+def geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+# --- one extractor per file -------------------------------------------------------------------------------------------
+
+
+def throughput(r: Data, head: bool) -> Iterator[Row]:
+    peers = {"process pool": "bare process pool", "optuna journal": "Optuna with its journal file",
+             "optuna sqlite": "Optuna with SQLite", "ray tune": "Ray Tune's function API"}  # fmt: skip
+    beside = [
+        f"{label} {number(middle(r[name]['per_s']))}/s ({number(middle(r[name]['penstock_ratio']))}x)"
+        for name, label in peers.items()
+        if name in r
+    ]
+    earlier = other("throughput")
+    if "ray tune" not in r and "ray tune" in earlier:
+        ray, ours = earlier["ray tune"], earlier["penstock"]
+        beside.append(
+            f"in another run Ray Tune's function API {number(middle(ray['per_s']))}/s beside "
+            f"{number(middle(ours['per_s']))}/s ({number(middle(ray['penstock_ratio']))}x)"
+        )
+    yield Row(
+        "trivial trials per second, durable store, 2 workers",
+        ranged(r["penstock"]["per_s"], "/s"),
+        "; ".join(beside),
+        head,
+    )
+
+
+def asha(r: Data, head: bool) -> Iterator[Row]:
+    peers = {"optuna": "Optuna", "syne tune": "Syne Tune (its whole wall time)", "ray tune": "Ray Tune"}
+    beside = [f"{label} {number(middle(r[name]['ratio']))}x" for name, label in peers.items() if name in r]
+    earlier = other("asha")
+    if "ray tune" not in r and "ray tune" in earlier:
+        told = [
+            f"{peers[name]} {number(middle(earlier[name]['ratio']))}x" for name in ("syne tune", "ray tune")
+        ]
+        beside.append(
+            f"in another run, beside {number(middle(earlier['penstock']['ratio']))}x: {', '.join(told)}"
+        )
+    yield Row(
+        "ASHA, 81 configurations, up to 27 epochs of 10 ms, 2 workers: makespan over the ideal",
+        ranged(r["penstock"]["ratio"], "x"),
+        "; ".join(beside),
+        head,
+    )
+
+
+def scale(r: Data) -> Iterator[Row]:
+    sizes = [name for name in r if name.isdigit()]
+    big = "10000" if "10000" in r else sizes[-1]
+    events = ", ".join(number(middle(r[size]["us_per_event"])) for size in sizes)
+    yield Row(
+        "Hyperband on 1,000 simulated devices, durable journal",
+        f"{int(big):,} trials in {number(middle(r[big]['seconds']))} s, {number(middle(r[big]['peak_mb']))} MB; "
+        f"{int(sizes[-1]):,} in {number(middle(r[sizes[-1]]['seconds']))} s",
+        f"per event at {', '.join(f'{int(size):,}' for size in sizes)} trials: {events} us",
+        True,
+    )
+    if "import_cpu_s" in r:
+        yield Row("`import penstock`, CPU time", f"{number(1000 * middle(r['import_cpu_s']))} ms")
+
+
+def zeus(r: Data) -> Iterator[Row]:
+    v100, others = r["v100"], r.get("v100's trainings on made-up GPUs", {})
+    yield Row(
+        f"recurring jobs on the Zeus V100 traces, regret over {v100['of']} workloads, {r['seeds']} seeds",
+        f"{number(v100['ours_vs_zeus_geometric_mean'])}x of faithful Zeus (geometric mean), "
+        f"worst {number(v100['ours_vs_zeus_worst'])}x",
+        f"worse than Zeus in {v100['worse_than_zeus']}, than the default in {v100['worse_than_default']} of {v100['of']}; "
+        f"on {others.get('of', 0)} simulated other GPU cases worse than the default in {others.get('worse_than_default', 0)}",
+        True,
+    )
+    for name in ("v100, 8 in flight", "v100's trainings on made-up GPUs", "made-up jobs"):
+        if name in r:
+            yield Row(
+                f"the same, {name}",
+                f"{number(r[name]['ours_vs_zeus_geometric_mean'])}x of faithful Zeus, worst "
+                f"{number(r[name]['ours_vs_zeus_worst'])}x",
+                f"worse than Zeus in {r[name]['worse_than_zeus']} of {r[name]['of']}",
+            )
+
+
+def zeus_saved(r: Data) -> str:
+    saved = [one["policies"]["ours"]["energy_saved"] for one in r["v100"]["workloads"]]
+    return f"{percent(min(saved))} to {percent(max(saved))} (Zeus itself, replayed the same way: " + (
+        f"{percent(min(z := [one['policies']['zeus']['energy_saved'] for one in r['v100']['workloads']]))} to {percent(max(z))})"
+    )
+
+
+def energy(r: Data) -> Iterator[Row]:
+    ten, own = r["overhead"]["10 epochs of 10 min"], r["overhead"]["the trace's own long epochs"]
+    yield Row(
+        "best power limit by Eq. 7 against brute force on the V100 trace",
+        f"{r['optimum']['equal']} of {r['optimum']['of']} equal",
+        f"profiling costs at most {percent(ten['time_worst'])} time and {percent(ten['energy_worst'])} energy over ten 10-minute "
+        f"epochs, {percent(own['time_worst'])} and {percent(own['energy_worst'])} for one epoch of the trace's own loads of ten "
+        "minutes and more",
+        True,
+    )
+    study = r["study"]
+    yield Row(
+        f"metering {study['trials']:,} trials of half a millisecond: time added",
+        f"{percent(study['wall']['added'])} wall, {percent(study['CPU']['added'])} CPU (median of {study['pairs']} pairs)",
+        f"quartiles of the wall time {percent(study['wall']['quartiles'][0])} to {percent(study['wall']['quartiles'][1])}",
+    )
+
+
+def loop(r: Data) -> Iterator[Row]:
+    ratios = {name: middle(each["ratio"]) for name, each in r["loop"].items()}
+    faster = [middle(v) for v in r["loader, times faster than DataLoader"].values()]
+    yield Row(
+        "training loop of a `pk.Task`, CPU time per step",
+        f"{', '.join(f'{v:.2f}' for v in ratios.values())} times a loop by hand ({', '.join(ratios)})",
+        f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader`",
+        True,
+    )
+
+
+def fusion(r: Data) -> Iterator[Row]:
+    names = {"mlp16": "MLP 64-16-16-10", "mlp128": "MLP 64-128-128-10", "cnn": "a CNN on 8x8 images"}
+    told = [
+        f"{names.get(model, model)} {number(gain['over_one_after_another'])}x at {count} members"
+        for model, each in r.items()
+        for count, gain in each.get("gain", {}).items()
+    ]
+    chosen = [f"{names.get(model, model)}: {each['planner']['count']}" for model, each in r.items()]
+    yield Row(
+        "fused training, member-steps per CPU second against one by one",
+        "; ".join(told),
+        f"members the planner chooses: {', '.join(chosen)}",
+        True,
+    )
+
+
+def lanes(r: Data) -> Iterator[Row]:
+    told = [f"{model} {ranged(each['ratio'], 'x')}" for model, each in r.items() if "ratio" in each]
+    yield Row("plain PyTorch functions in lanes of one process, steps against one by one", "; ".join(told))
+
+
+def fluid(r: Data) -> Iterator[Row]:
+    devices = r["arguments"]["devices"]
+    plain = [row for row in r["rows"] if row.get("condition", "as measured") == "as measured"]
+    told = []
+    for algorithm in dict.fromkeys(row["algorithm"] for row in plain):
+        parts = []
+        for count in devices:
+            found = [
+                middle(x["makespan"]) for x in plain if x["algorithm"] == algorithm and x["devices"] == count
+            ]
+            parts.append(times(found))
+        told.append(f"{algorithm} {' and '.join(parts)}")
+    where = " and ".join(map(str, devices))
+    yield Row(
+        f"Fluid's planner against one trial per device, simulated, {where} devices: makespan",
+        ", ".join(told),
+        f"{r['arguments']['seeds']} seeds; range over families of networks; sharing overheads from Gavel's measurements",
+        True,
+    )
+
+
+def fluid_groups(r: Data) -> Iterator[Row]:
+    gains = [middle(one["against_fifo"]) for one in r["sizes"]]
+    paper = [middle(one["against_paper"]) for one in r["sizes"] if "against_paper" in one]
+    yield Row(
+        f"one group of trials, {len(gains)} sizes, simulated: makespan against first come first served",
+        f"{number(geometric(gains))}x (geometric mean; {number(min(gains))}..{number(max(gains))})",
+        f"against the paper's own assignment {number(geometric(paper))}x" if paper else "",
+    )
+    for name, each in r["planning_time"].items():
+        yield Row(
+            f"planning, {name}",
+            ranged(each["plan_ms"], " ms"),
+            f"again after an event {ranged(each['replan_ms'], ' ms')}",
+        )
+
+
+def predictors(r: Data) -> Iterator[Row]:
+    def best(space: str, quantity: str) -> str:
+        return number(100 * mean(r["cnn"][f"{space}, Simulated GTX 1070, {quantity}"]["chosen"]))
+
+    measured = min(mean(v) for k, v in r["ecnas"].items() if k.startswith("chosen")) if "ecnas" in r else None
+    beside = [] if measured is None else [f"{percent(measured)} on measured GPU power of small networks"]
+    share = other("hyperpower_suggest").get("share_of_botorch")
+    if share is not None:
+        beside.append(f"a suggestion takes {number(share)} of BoTorch's CPU time at 100 trials")
+    yield Row(
+        "HyperPower's predictors, error (RMSPE), 10-fold",
+        f"power {best('mnist', 'power_w')} and {best('cifar', 'power_w')}%, memory {best('mnist', 'memory_bytes')} and "
+        f"{best('cifar', 'memory_bytes')}% on the paper's two spaces (simulated device)",
+        "; ".join(beside),
+        True,
+    )
+
+
+def suggest(r: Data) -> Iterator[Row]:
+    yield Row(
+        "CPU time of one suggestion at 100 trials",
+        ranged(r["penstock"]["cpu_s"], " s"),
+        f"BoTorch {ranged(r['botorch']['cpu_s'], ' s')}: ours is {number(r['share_of_botorch'])} of it",
+    )
+
+
+def search(r: Data) -> Iterator[Row]:
+    for problem in ("mnist", "cifar"):
+        for method, each in r.get(problem, {}).items():
+            error = each.get("mean")
+            violations = each.get("violations")
+            yield Row(
+                f"{problem} under limits (simulated), {method}, {each['seeds']} seeds",
+                "none within the limits" if error is None else f"error {number(error)}%",
+                f"violations {ranged(violations)}"
+                if isinstance(violations, Mapping) and "median" in violations
+                else "",
+            )
+
+
+def divergence(r: Data) -> Iterator[Row]:
+    wrong, right = (
+        sum(each[name] for each in r.values()) for name in ("learning_stopped", "not_learning_stopped")
+    )
+    rest, learning = (sum(each[name] for each in r.values()) for name in ("not_learning", "learning"))
+    yield Row(
+        "early stop of diverging trials on TaskSet's curves",
+        f"{wrong} of {learning} learning curves stopped, {right} of {rest} others",
+        f"epochs saved {', '.join(percent(each['epochs_saved']) for each in r.values())}",
+    )
+
+
+def fixed_time(r: Data) -> Iterator[Row]:
+    for name, each in r.items():
+        for table in each["tables"]:
+            gains = {
+                what: table[what]["gain"]
+                for what in ("samples", "time_to_samples", "time_to_error")
+                if what in table
+            }
+            told = ", ".join(
+                f"{what.replace('_', ' ')} {number(gain)}x" for what, gain in gains.items() if gain
+            )
+            yield Row(f"{name}: {table['method']} with limits against without", told)
+
+
+def mixed(r: Data) -> Iterator[Row]:
+    for name, each in r.items():
+        if "mean_jct" in each:
+            yield Row(
+                f"mixed cluster, {name}: against an agnostic planner",
+                f"mean job completion {ranged(each['mean_jct'], 'x')}",
+                f"makespan {ranged(each['makespan'], 'x')}, energy {ranged(each['energy'], 'x')}",
+            )
+
+
+def sm2(r: Data) -> Iterator[Row]:
+    yield Row(
+        f"SM2, {r['scenario']}: energy saved by alpha = 0.75 against alpha = 1 ({r['energy']})",
+        percent(r["saving"]),
+        f"parity with one plain training {number(r['parity'])}",
+    )
+
+
+def decide(r: Data) -> Iterator[Row]:
+    told = [
+        f"{name.partition(',')[0]} {number(middle(each['decide']))}"
+        for name, each in r.items()
+        if name.endswith(", ours")
+    ]
+    yield Row(f"one decision of a recurring job after {r['observations']:,} runs, ms", ", ".join(told))
+
+
+def dashboard(r: Data) -> Iterator[Row]:
+    worst = max(each["max_ms"] for each in r["growing"].values())
+    yield Row(
+        f"dashboard of {r['trials']:,} trials with {r['reports']:,} reports",
+        f"first figure after {number(r['first_figure_s'])} s, all read after {number(r['all_read_s'])} s, "
+        f"{number(r['memory_mb'])} MB",
+        f"longest frame while it grows {number(worst)} ms",
+    )
+
+
+def kills(r: Data) -> Iterator[Row]:
+    def of(*names: str) -> int:
+        return sum(int(r[kind][name]) for kind in ("cpu", "gpu") for name in names)
+
+    wrong = of("lost", "doubled", "different", "orphans", "limits", "errors")
+    yield Row(
+        f"{of('driver_kills', 'worker_kills'):,} kill -9 ({of('driver_kills'):,} of drivers, {of('worker_kills'):,} of workers) over "
+        f"{of('studies'):,} studies",
+        f"{of('lost')} trials lost, {of('doubled')} doubled, {of('different')} other results, {of('orphans')} workers left",
+        f"{of('trials'):,} trials, {of('epochs'):,} epochs; power limits changed at {of('limited'):,} kills, not restored "
+        f"{of('limits')} times" + ("" if not wrong else f"; {wrong} findings"),
+        True,
+    )
+
+
+def soak(r: Data) -> Iterator[Row]:
+    names = {"long": "one study", "many": "studies one after another", "simulated": "simulated studies"}
+    for kind, each in r.items():
+        memory, handles = each["figures"]["driver_mb"], each["figures"]["driver_handles"]
+        flat = all(figure["flat"] for figure in each["figures"].values())
+        did = f"{each['events']:,} events" if kind == "simulated" else f"{each['trials']:,} trials"
+        more = (
+            f"; {number(each['driver_kb_per_trial'])} kB per trial kept"
+            if "driver_kb_per_trial" in each
+            else ""
+        )
+        yield Row(
+            f"soak, {names[kind]}, {number(each['seconds'] / 60)} min, {did}",
+            "flat" if flat else "grows",
+            f"driver {number(memory['start'])} MB {memory['gain']:+.1f}, handles {handles['start']:.0f} {handles['gain']:+.1f}{more}",
+        )
+
+
+def fuzzed(r: Data) -> Iterator[Row]:
+    told = [f"{name} {each['runs']:,}" for name, each in r.items()]
+    yield Row(
+        "coverage-guided fuzzing (atheris), inputs tried",
+        ", ".join(told),
+        f"{sum(e['findings'] for e in r.values())} findings",
+    )
+
+
+def split(r: Data) -> Iterator[Row]:
+    for name, each in r.items():
+        if isinstance(each, Mapping) and "share" in each:
+            yield Row(
+                f"splitting a fused training of {name} in mid-epoch: share of the epoch lost",
+                ranged(each["share"]),
+            )
+
+
+def bubbles(r: Data) -> Iterator[Row]:
+    for name, each in r.items():
+        if "bubble_ratio" not in each:
+            continue
+        told = [
+            f"{what} {ranged(one['shorter'], 'x')}"
+            for what, one in each.items()
+            if isinstance(one, Mapping) and "shorter" in one
+        ]
+        yield Row(
+            f"tuning in the bubbles of a pipeline, simulated, {name}: makespan against its own devices alone",
+            "; ".join(told),
+            f"{percent(each['bubble_ratio'])} of the pipeline's time is bubbles; it is slowed down by {percent(each['host_slowdown'])}",
+        )
+
+
+EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
+    "throughput_no_ray": lambda r: throughput(r, True),
+    "throughput": lambda r: throughput(r, False),
+    "asha_optuna": lambda r: asha(r, True),
+    "asha": lambda r: asha(r, False),
+    "scale": scale,
+    "zeus": zeus,
+    "energy": energy,
+    "decide": decide,
+    "loop": loop,
+    "hydro_fusion": fusion,
+    "hydro_lanes": lanes,
+    "hydro_split": split,
+    "hydro_mixed": mixed,
+    "hydro_bubbles": bubbles,
+    "fluid_studies": fluid,
+    "fluid_groups": fluid_groups,
+    "hyperpower_predictors": predictors,
+    "hyperpower_suggest": suggest,
+    "hyperpower_search": search,
+    "hyperpower_fixed_time": fixed_time,
+    "hyperpower_divergence": divergence,
+    "sm2_lstm": sm2,
+    "sm2_transformer": sm2,
+    "sm2_resnet": sm2,
+    "dashboard": dashboard,
+    "kills": kills,
+    "soak": soak,
+    "fuzz": fuzzed,
+}
+"""In the order of the README's table and of the page."""
+
+
+def plain(r: Any, name: str = "", depth: int = 3) -> Iterator[Row]:
+    """The medians of a file that no extractor knows."""
+    if isinstance(r, Mapping) and {"median", "min", "max"} <= r.keys():
+        yield Row(name, ranged(r))
+    elif isinstance(r, Mapping) and depth:
+        for key, each in r.items():
+            yield from plain(each, f"{name}, {key}".lstrip(", "), depth - 1)
+    elif isinstance(r, int | float) and not isinstance(r, bool):
+        yield Row(name, number(r))
+
+
+# --- the papers' own figures ------------------------------------------------------------------------------------------
+
+
+def headline(name: str, read: Callable[[Data], str], results: Mapping[str, Data]) -> str:
+    if name not in results:
+        return "not measured yet"
+    return read(results[name]["results"])
+
+
+def sm2_saving(r: Data) -> str:
+    return f"{percent(r['saving'])}, parity {number(r['parity'])}"
+
+
+PAPERS: list[tuple[str, str, str, Callable[[Data], str], str]] = [
+    (
+        "Zeus (NSDI'23)",
+        "15.3% to 75.8% less energy than the default batch size and power limit, over six workloads on a V100",
+        "zeus",
+        zeus_saved,
+        "replayed from the paper's published V100 traces, not run on a GPU; eta = 0.5; the mean over all recurrences, exploration "
+        "included",
+    ),
+    (
+        "SM2 (2024), LSTM",
+        "47% less energy by alpha = 0.75 than by alpha = 1 (28.0 to 14.8 Wh), parity 1.11",
+        "sm2_lstm",
+        sm2_saving,
+        "our own series and network on a CPU; energy simulated from a V100 trace instead of measured",
+    ),
+    (
+        "SM2 (2024), Transformer",
+        "16% less energy (48.5 to 40.7 Wh), parity 1.70",
+        "sm2_transformer",
+        sm2_saving,
+        "a small language model of Python's reference on a CPU; energy simulated from a V100 trace instead of measured",
+    ),
+    (
+        "HyperPower (DATE'18), predictors",
+        "power error 5.70% (MNIST) and 5.98% (CIFAR-10), memory 4.43% and 4.67% on a GTX 1070",
+        "hyperpower_predictors",
+        lambda r: next(predictors(r)).ours,
+        "the device is simulated, so its noise is ours; on measured power of other GPUs and networks the error is in the table below",
+    ),
+    (
+        "HyperPower (DATE'18), search",
+        "up to 112.99x faster to as many samples as without the models (random walk, MNIST)",
+        "hyperpower_fixed_time",
+        lambda r: f"up to {number(max(t['time_to_samples']['gain'] for e in r.values() for t in e['tables']))}x",
+        "simulated device and training times; the share of feasible networks decides the factor",
+    ),
+    (
+        "Fluid (MLSys'21)",
+        "100% faster synchronous BOHB, 30% to 100% faster synchronous stages, 10% to 70% over all, on real GPUs",
+        "fluid_studies",
+        lambda r: next(fluid(r)).ours,
+        "simulated devices with Gavel's measured sharing overheads and recorded loss curves",
+    ),
+    (
+        "Hydro (OSDI'23)",
+        "8.7x to 78.5x shorter makespan than Ray by narrow models, fusion and transfer together, on A100s",
+        "hydro_fusion",
+        lambda r: next(fusion(r)).ours,
+        "fusion alone, on two CPU cores, where the gain is in calls saved and not in idle units of a GPU; no makespan of all three "
+        "together on a GPU was measured",
+    ),
+]  # fmt: skip
+"""Who, the paper's figure, the file of ours, how to read it, and what differs."""
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+def load() -> dict[str, Data]:
+    """All files of results by name, those with an extractor first."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    order = [name for name in EXTRACT if name in found]
+    return {name: found[name] for name in (*order, *(name for name in found if name not in EXTRACT))}
+
+
+def rows_of(name: str, document: Data) -> list[Row]:
+    """The rows of a file.
+
+    Raises:
+        ValueError: Its extractor does not fit its shape.
+    """
+    extract = EXTRACT.get(name)
+    if extract is None:
+        return list(plain(document["results"]))[:12]
+    try:
+        return list(extract(document["results"]))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"benchmarks/results/{name}.json is not as its extractor in benchmarks/report.py expects: {error!r}"
+        ) from error
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return (
+        "\n".join(f"| {' | '.join(line)} |" for line in ([*head], ["---"] * len(head), *cells))
+        .replace("| --- ", "|---")
+        .replace("|--- |", "|---|")
+        .replace("|---| ---", "|---|---")
+    )
+
+
+def page(results: Mapping[str, Data]) -> str:
+    """docs/results.md."""
+    parts = [
+        "# Results",
+        "Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; a test fails if it is not. Each figure is a median, in "
+        "brackets the least and the greatest of its repeats. `make bench` runs every benchmark anew. CPU alone: no GPU was at hand, "
+        "and what is said of GPUs is simulated or replayed from published measurements, as each row says.",
+        "## Beside the papers",
+        table(
+            ["paper", "its figure", "ours", "what differs"],
+            [
+                [who, theirs, headline(name, read, results), differs]
+                for who, theirs, name, read, differs in PAPERS
+            ],
+        ),
+        "## All benchmarks",
+    ]
+    for name, document in results.items():
+        machine, versions = document["machine"], document["versions"]
+        parts += [
+            f"### {name}",
+            table(
+                ["what", "measured", "beside it"],
+                [[r.what, r.ours, r.beside] for r in rows_of(name, document)],
+            ),
+            f"`{document['command']}` on {document['date']}, {machine['cores']} cores of {machine['processor']}, Python "
+            f"{machine['python']}, {machine['system']}; {', '.join(f'{k} {v}' for k, v in versions.items())}.",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_table(results: Mapping[str, Data]) -> str:
+    """What stands between the README's markers."""
+    rows = [row for name, document in results.items() for row in rows_of(name, document) if row.head]
+    return table(["what", "measured", "beside it"], [[row.what, row.ours, row.beside] for row in rows])
+
+
+def readme(text: str, made: str) -> str:
+    """The README with its table replaced.
+
+    Raises:
+        ValueError: It has no markers.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"README.md has no lines {BEGIN!r} and {END!r} to put the table between.")
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args(argv)
+    results = load()
+    wanted = {PAGE: page(results), README: readme(README.read_text(), readme_table(results))}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        print(
+            f"{path.relative_to(ROOT)} {'is not what the results say: run python -m benchmarks.report' if given.check else 'written'}"
+        )
+        if not given.check:
+            path.write_text(wanted[path])
+    return 1 if given.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The arguments of a Study: checked one by one, each refusal with its remedy."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.core import PlanPass
+from penstock.core.errors import InvalidInput
+from penstock.energy._carbon import check_amount
+from penstock.execute import Executor
+from penstock.goal import Budget, Goal
+from penstock.plan import Fluid
+from penstock.sample import TPE, Grid, Sampler
+from penstock.schedule import SM2, Full, Scheduler, StopRule
+from penstock.space import Space
+from penstock.study._defaults import default_scheduler
+from penstock.train import Command
+
+
+def check_space(space: Any) -> Space:
+    if isinstance(space, Space):
+        return space
+    if isinstance(space, Mapping):
+        return Space(space)
+    raise InvalidInput(f"space takes a Space or a dict of domains, got {space!r}.")
+
+
+def check_work(work: Any, space: Space) -> Any:
+    if isinstance(work, Command):
+        unknown = [field for field in work.fields if field not in space.names]
+        if unknown:
+            raise InvalidInput(
+                f"The command uses {{{unknown[0]}}}, but the space has no such domain; it has {list(space.names)}."
+            )
+        return work
+    if not callable(work):
+        raise InvalidInput(f"work takes a function train(run), a Task or a Command, got {work!r}.")
+    if isinstance(work, type):
+        raise InvalidInput(f"work takes a function, got the class {work.__name__}; give an object of it.")
+    try:
+        signature = inspect.signature(work)
+    except (TypeError, ValueError):  # a built-in that does not tell
+        return work
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(work, "__name__", None) or repr(work)
+        raise InvalidInput(
+            f"work is called with one argument, the run: {name}{signature} can't be ({error}). Write def {name}(run)."
+        ) from None
+    return work
+
+
+def check_first(warm_start: Any) -> list[Mapping[str, Any]]:
+    if isinstance(warm_start, Mapping):
+        return [warm_start]
+    if isinstance(warm_start, Iterable) and not isinstance(warm_start, str):
+        configs = list(warm_start)
+        if all(isinstance(config, Mapping) for config in configs):
+            return configs
+        warm_start = configs
+    raise InvalidInput(
+        f'warm_start takes configurations such as [{{"lr": 0.1}}], or an earlier Study, got {warm_start!r}.'
+    )
+
+
+def check_rules(stop: Any) -> tuple[StopRule, ...]:
+    given = (stop,) if isinstance(stop, StopRule | type) or not isinstance(stop, Iterable) else tuple(stop)
+    for rule in given:
+        check_type("stop", rule, StopRule, None)
+        if rule is None:
+            raise InvalidInput("stop takes stopping rules, got None; without one, leave it out.")
+    return given
+
+
+def check_planner(planner: Any) -> Fluid | tuple[PlanPass, ...] | None:
+    if planner is None or isinstance(planner, Fluid):
+        return planner
+    if isinstance(planner, type):
+        check_type("planner", planner, Fluid, None)
+    passes = tuple(planner) if isinstance(planner, Iterable) and not isinstance(planner, str) else (None,)
+    if not all(callable(each) and not isinstance(each, type) for each in passes):
+        raise InvalidInput(f"planner takes pk.Fluid() or a list of plan passes (functions), got {planner!r}.")
+    return passes
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_confidence(value: Any) -> float:
+    if not (is_number(value) and 0 < value < 1):
+        raise InvalidInput(
+            f"confidence must be a number between 0 and 1 (0.5: the prediction itself), got {value!r}."
+        )
+    return float(value)
+
+
+def check_energy(budget: Budget, meter: bool, price_per_kwh: Any, currency: Any) -> None:
+    if price_per_kwh is not None:
+        check_amount("price_per_kwh", price_per_kwh)
+    if not isinstance(currency, str) or not currency.strip():
+        raise InvalidInput(f'currency takes a word such as "EUR", got {currency!r}.')
+    if budget.needs_energy and not meter:
+        raise InvalidInput("A budget in Wh, CO2e or money needs the meter: drop meter=False, or the budget.")
+    if budget.cost is not None and price_per_kwh is None:
+        raise InvalidInput(
+            f"Budget cost={budget.cost:g} needs the price of electricity: give price_per_kwh=."
+        )
+
+
+def check_goal(goal: Goal, *, meter: bool) -> None:
+    """Refuse a goal that nobody would measure."""
+    if not meter and any(objective.metric == "energy_j" for objective in goal.objectives):
+        raise InvalidInput(
+            "The goal has energy_j in it, which the meter gives: drop meter=False, or the objective."
+        )
+
+
+def check_width(planner: Any, executor: Executor) -> None:
+    """Refuse two words on how much of a device a trial gets."""
+    width = getattr(executor, "slots_per_trial", 1)
+    if planner is not None and width != 1:
+        raise InvalidInput(
+            f"slots_per_trial={width:g} and a planner don't go together: the planner decides how many devices a trial "
+            "gets, or which part of one. Give one of the two."
+        )
+
+
+def check_command(work: Any, scheduler: Scheduler) -> None:
+    """Refuse what only the inside of a training loop could do."""
+    if isinstance(work, Command) and isinstance(scheduler, SM2):
+        raise InvalidInput(
+            "SM2 explores learning rates within a training, which a command does not show: give a pk.Task, a function "
+            "that reads run.options, or another scheduler."
+        )
+
+
+def check_type(name: str, value: Any, kind: type, default: Any) -> Any:
+    if value is None:
+        return default
+    if isinstance(value, type) and issubclass(value, kind):
+        raise InvalidInput(
+            f"{name} takes an object, got the class {value.__name__}: write {value.__name__}(...)."
+        )
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{name} takes a {kind.__name__}, got {value!r}.")
+    return value
+
+
+def check_whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInput(f"{name} must be a whole number of at least 0, got {value!r}.")
+    return value
+
+
+def compose(scheduler: Any, sampler: Any, budget: Budget, work: Any) -> tuple[Scheduler, Sampler]:
+    sampler = check_type("sampler", sampler, Sampler, None)
+    scheduler = check_type("scheduler", scheduler, Scheduler, None)
+    if scheduler is not None and scheduler.sampler is not None:
+        if sampler is not None:
+            raise InvalidInput(
+                "Both the study and its scheduler were given a sampler. Give it to one: "
+                f"{type(scheduler).__name__}(..., sampler={type(sampler).__name__}())."
+            )
+        sampler = check_type("the scheduler's sampler", scheduler.sampler, Sampler, None)
+    if scheduler is None:
+        unbounded = isinstance(sampler, Grid) or budget != Budget()
+        scheduler = Full() if unbounded else default_scheduler(work, sampler, budget)
+    if sampler is None:
+        sampler = TPE()
+    endless = isinstance(scheduler, Full) and scheduler.trials is None and not isinstance(sampler, Grid)
+    if endless and budget == Budget():
+        raise InvalidInput(
+            "This study has no end: give Full(trials=...) or budget=Budget(trials=...), (time_s=...) or the like."
+        )
+    # Of its own: an object given to two studies is started by neither of them.
+    return copy.copy(scheduler), copy.copy(sampler)
+
+
+__all__ = [
+    "check_command",
+    "check_confidence",
+    "check_energy",
+    "check_first",
+    "check_goal",
+    "check_planner",
+    "check_rules",
+    "check_space",
+    "check_type",
+    "check_whole",
+    "check_width",
+    "check_work",
+    "compose",
+    "is_number",
+]

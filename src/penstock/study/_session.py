@@ -1,0 +1,417 @@
+"""One run of a study by one driver: carries events between executor, engine and journal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.core import (
+    Ended,
+    Event,
+    Free,
+    Measurement,
+    Noted,
+    Placement,
+    Reported,
+    Resized,
+    Saved,
+    SessionClosed,
+    SessionOpened,
+    Submitted,
+    TrialStatus,
+    VirtualClock,
+    total,
+)
+from penstock.energy import co2, money
+from penstock.execute import Launch
+from penstock.goal import Budget, Spent
+from penstock.report import View
+from penstock.store import Store
+from penstock.study._allowance import Allowance, allowed_j
+from penstock.study._bounds import violation_notes
+from penstock.study._engine import Engine
+from penstock.study._files import CheckpointKeeper
+from penstock.study._fusing import Fuser
+from penstock.study._lending import leaving_of
+from penstock.study._limits import LimitDesk
+
+if TYPE_CHECKING:
+    from penstock.study._study import Study
+
+_TICK_S = 0.25
+_SIMULATED_BATCH = 1000
+_HOPELESS = 20  # trials that failed, before not one epoch was trained
+
+
+@final
+class Session:
+    """One run of a study by one driver."""
+
+    def __init__(
+        self,
+        study: Study,
+        engine: Engine,
+        store: Store,
+        files: Path,
+        view: View,
+        desk: LimitDesk | None = None,
+    ) -> None:
+        assert study._entry is not None
+        self._entry = study._entry
+        self._study = study
+        self._engine = engine
+        self._store = store
+        self._executor = study.executor
+        self._view = view
+        self._files = files
+        self._keeper = CheckpointKeeper(files, study.keep, study.goal)
+        self._leave: tuple[str, str] | None = None
+        self._signals = 0
+        self._signal = "Ctrl-C"
+        self._failed = 0  # trials of this session
+        self._why_failed = ""
+        self._trained = False  # one epoch of this session, at least
+        self._virtual = isinstance(study.executor.clock, VirtualClock)
+        self._batch: list[Event] = []
+        self._hungry = True
+        self._desk = desk
+        self._unmetered = False  # said that there is no energy
+        self._allowance: Allowance | None = None
+        if study.budget.needs_energy and not study.budget.finish:
+            limit_j = allowed_j(study.budget, study._grid, study.price_per_kwh)
+            self._allowance = Allowance(limit_j, engine.state)
+
+    def run(self, notes: Iterable[Noted] = ()) -> None:
+        """Open the session, loop, close it."""
+        engine = self._engine
+        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
+        for note in notes:
+            self._take(note)
+        self._write(everything=True)
+        engine.requeue()
+        self._view.open(self._study.name or "", self._study.goal, engine.state, self._executor.slots)
+        previous = self._catch_signals()
+        try:
+            self._open_desk()
+            self._say_unknown()
+            reason, detail = self._loop()
+            self._read_desk()
+            self._take(SessionClosed(self._now(), reason, detail))
+            self._write(everything=True)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        self._keeper.finish(engine.state)
+
+    def _loop(self) -> tuple[str, str]:
+        engine, executor = self._engine, self._executor
+        while True:
+            if self._leave is None:
+                self._check_leave()
+            if self._leave is None and self._hungry:
+                self._feed()
+            elif engine.moving and self._finishing:
+                executor.launch([self._launch(placement) for placement in engine.plan(())])
+            self._write()
+            if self._leave is not None and not engine.running and not (engine.moving and self._finishing):
+                return self._leave
+            if engine.done:
+                return "finished", ""
+            if not engine.running:
+                if self._allowance is not None and self._allowance.told:
+                    return "budget", self._nearly_used_up  # the scheduler waits for who was stopped
+                engine.check_finished()
+            self._rein()
+            events = executor.poll(self._timeout_s())
+            # Only an end makes room; devices that joined are noticed when nothing else happens.
+            self._hungry = not events or bool(leaving_of(executor))
+            for event in events:
+                self._take(engine.annotate(event))
+            for trial, why in engine.take_stops(self._now()):
+                executor.stop([trial], reason=why)
+            self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
+
+    def _feed(self) -> None:
+        """Ask for groups, journal them, launch what fits, and what the allowance of energy allows."""
+        allowance, engine = self._allowance, self._engine
+        if allowance is None or engine.foresees or engine.setup.ahead is not None:
+            self._feed_on(self._executor.free())
+            return
+        more = True
+        while more:
+            free = self._executor.free()
+            width, running = engine.setup.width, len(engine.running)
+            allowed, more = allowance.within(free, engine.running, engine.units(free), width)
+            self._feed_on(allowed)
+            more = more and len(engine.running) > running
+
+    def _feed_on(self, free: Sequence[Free]) -> None:
+        engine = self._engine
+        now_s = self._now()
+        leaving = leaving_of(self._executor)
+        if not free and not engine.foresees and not leaving:
+            return
+        for event in engine.submit(free, now_s):
+            self._note(event)
+            if isinstance(event, Submitted):
+                self._foretell(event)
+        for event in engine.take_drops(now_s):
+            self._take(event)
+        placements = engine.plan(free, now_s)
+        self._write()  # durable before it is acted on
+        if placements:
+            self._executor.launch([self._launch(placement) for placement in placements])
+        for resize in engine.take_resizes():
+            self._executor.resize(resize.placement.segments[0].trial.id, resize.shares)
+        for order in engine.take_regroups(self._executor.free(), leaving):
+            topic = "merge" if leaving else "split"
+            self._take(Noted(now_s, topic, {"trials": list(order.members), "device": order.device}))
+            self._executor.stop(order.members, reason=f"goes on on {order.device}", keep=True)
+
+    @property
+    def _finishing(self) -> bool:
+        """Whether what runs goes on to its end although the budget is used up."""
+        return self._leave is not None and self._leave[0] == "budget" and self._study.budget.finish
+
+    def _foretell(self, event: Submitted) -> None:
+        """Keep what is predicted of new trials, for the map of limits."""
+        gate = self._study.gate
+        for segment in () if gate is None else event.segments:
+            if gate is not None and segment.start == 0:
+                told = gate.check(segment.trial.config).predictions
+                data = {name: [each.mean, each.std] for name, each in told.items()}
+                if data:
+                    self._take(Noted(event.time_s, "prediction", data, segment.trial.id))
+
+    def _launch(self, placement: Placement) -> Launch:
+        trials = self._engine.state.trials
+        checkpoints: list[str | None] = []
+        known: list[int] = []
+        for segment in placement.segments:
+            record = trials[segment.trial.id]
+            path = None
+            if record.saved:
+                epoch = max(record.saved)
+                path = record.saved[epoch] if segment.copy_from is None else None
+                if segment.copy_from is not None and epoch > segment.copy_from.epoch:
+                    path = record.saved[epoch]
+            if path is None and segment.copy_from is not None:
+                path = trials[segment.copy_from.trial].saved.get(segment.copy_from.epoch)
+            checkpoints.append(path)
+            known.append(record.epoch)
+        fuser = self._study._fuser
+        facts = {} if fuser is None else fuser.facts(placement)
+        return Launch(placement, tuple(checkpoints), tuple(known), facts)
+
+    def _take(self, event: Event) -> None:
+        """Apply an event and keep it for the next write."""
+        self._engine.apply(event)
+        self._note(event)
+        if isinstance(event, Ended | Resized) or self._engine.restless:
+            self._hungry = True
+        if self._virtual and self._desk is not None and isinstance(event, Noted):
+            self._desk.keep(event)
+        if self._study._fuser is not None and isinstance(event, Noted | Ended):
+            self._hear_of_fusion(self._study._fuser, event)
+        if isinstance(event, Ended) and not event.kept and not event.retry:
+            self._judge(event.trial)
+        if isinstance(event, Reported):
+            self._trained = True
+            self._study._paces.hear(event, self._engine.state)
+            if event.energy is None:
+                self._say_unmetered(event)
+        elif isinstance(event, Ended) and event.status is TrialStatus.FAILED and not event.retry:
+            self._failed += 1
+            self._why_failed = self._why_failed or event.reason
+        if isinstance(event, Saved | Ended):
+            self._keeper.on(event, self._engine.state, self._engine.pins)
+        if self._allowance is not None:
+            if isinstance(event, Reported):
+                self._allowance.heard(event)
+                self._hungry = True  # it is known better now what there is room for
+            elif isinstance(event, Ended):
+                self._allowance.ended(event)
+        if self._desk is not None and isinstance(event, Reported | Ended):
+            self._read_desk()
+
+    def _hear_of_fusion(self, fuser: Fuser, event: Noted | Ended) -> None:
+        """What workers have measured counts for the trials to come; a group whose worker died is halved."""
+        if isinstance(event, Noted):
+            fuser.learn(event)
+            return
+        note = fuser.lost(event, self._now())
+        if note is not None:
+            self._take(note)
+
+    def _judge(self, trial: int) -> None:
+        """Note the limits that a trial was measured to violate."""
+        gate, record = self._study.gate, self._engine.state.trials[trial]
+        twin = self._study.surrogate is not None and not record.is_target
+        if gate is not None and not twin:  # limits are about the model itself
+            for note in violation_notes(gate, record, self._now()):
+                if note.data["limit"] not in record.violated:
+                    self._take(note)
+
+    def _say_unknown(self) -> None:
+        """Say which limits nobody can predict yet."""
+        gate = self._study.gate
+        if gate is not None and gate.unknown:
+            names = ", ".join(sorted({limit.name for limit in gate.unknown}))
+            self._view.say(
+                f"{names}: without a profile, limits are known only from what trials report. "
+                '"penstock profile" makes one, so that no trial beyond them starts.'
+            )
+
+    def _say_unmetered(self, event: Reported) -> None:
+        budget = self._study.budget.needs_energy
+        wanted = any(objective.metric == "energy_j" for objective in self._study.goal.objectives)
+        if self._unmetered or not (budget or wanted or (self._study.meter and not self._virtual)):
+            return
+        self._unmetered = True
+        so = ", so the budget in Wh, CO2e or money does not count it" if budget else ""
+        so += ", so it has no place in the goal's order" if wanted else ""
+        why = "" if self._virtual else f"The workers' logs in {self._files / 'logs'} say why. "
+        self._view.say(
+            f"Trial {event.trial} reports no energy{so}. {why}"
+            'Run "penstock doctor" to see what can be measured here.'
+        )
+
+    def _open_desk(self) -> None:
+        """Say at once if there is nothing whose power limit could be set."""
+        if self._desk is not None:
+            refusal = self._desk.refusal(
+                self._executor.free(), virtual=self._virtual, imagined=self._study.imagines
+            )
+            if refusal is not None:
+                self._view.say(refusal)
+                self._take(Noted(self._now(), "power_limits", {"text": refusal}))
+
+    def _read_desk(self) -> None:
+        """Journal what workers have found out about power limits."""
+        if self._desk is not None:
+            notes, said = self._desk.news(self._now())
+            for note in notes:
+                self._take(note)
+            for text in said:
+                self._view.say(text)
+
+    def _note(self, event: Event) -> None:
+        self._batch.append(event)
+        self._view.on(event, self._engine.state)
+
+    def _write(self, *, everything: bool = False) -> None:
+        """Make the batch durable. A simulation acts on nothing outside, so it may wait for a larger batch."""
+        if self._batch and (everything or not self._virtual or len(self._batch) >= _SIMULATED_BATCH):
+            self._store.append(self._entry.id, self._batch)
+            self._batch = []
+
+    def _now(self) -> float:
+        return self._executor.clock.now_s()
+
+    def _timeout_s(self) -> float | None:
+        """How long to wait for events: a tick, so that signals are noticed; a virtual clock has no ticks."""
+        tick_s = None if self._virtual else _TICK_S
+        limit_s: float | None = self._study.budget.time_s
+        if limit_s is None or self._leave is not None:
+            return tick_s
+        left_s = max(0.0, limit_s - self._spent().time_s)
+        return left_s if tick_s is None else min(tick_s, left_s)
+
+    def _spent(self) -> Spent:
+        state, study = self._engine.state, self._study
+        time_s = state.spent_s + max(0.0, self._now() - state.last_s)
+        if not study.budget.needs_energy:
+            return Spent(trials=state.counts.total, epochs=state.epochs, time_s=time_s)
+        energy = total(filter(None, (state.energy, self._under_way())))
+        return Spent(
+            trials=state.counts.total,
+            epochs=state.epochs,
+            time_s=time_s,
+            energy_wh=None if energy is None else energy.wh,
+            co2_g=None if energy is None else co2(energy, study._grid).value,
+            cost=None
+            if energy is None or study.price_per_kwh is None
+            else money(energy, study.price_per_kwh).value,
+        )
+
+    def _under_way(self) -> Measurement | None:
+        """What the epochs that run now will draw, as far as one can tell, where the budget is one of energy.
+
+        A worker begins its next epoch before we have read the report of the last one: to stop within an epoch of the
+        limit, an epoch that runs counts as spent.
+        """
+        state, budget = self._engine.state, self._study.budget
+        if not budget.needs_energy or state.energy is None or not state.epochs:
+            return None
+        usual = state.energy.scaled(1 / state.epochs)
+        ahead = []
+        for trial in self._engine.running:
+            record = state.trials[trial]
+            drawn = record.reports[-1].energy if record.reports else None
+            ahead.append(usual if drawn is None else drawn)
+        return total(ahead)
+
+    def _rein(self) -> None:
+        """Stop trials whose next epoch would be one too many for a budget of energy, which others use up."""
+        if self._allowance is not None and self._leave is None:
+            stops = self._allowance.stops(self._engine.running, waiting=self._virtual)
+            if stops:
+                self._executor.stop(stops, reason=self._nearly_used_up, keep=True)
+
+    @property
+    def _nearly_used_up(self) -> str:
+        budget, spent = self._study.budget, self._spent()
+        used_up = budget.used_up(spent, currency=self._study.currency)
+        return used_up or "what is left of the energy budget is for the epochs that run"
+
+    def _check_leave(self) -> None:
+        """Begin to drain if a signal came, the budget is used up or nothing but failures ever comes."""
+        if self._signals:
+            self._leave = ("interrupted", self._signal)
+            again = "Press Ctrl-C again" if self._signal == "Ctrl-C" else "Send it again"
+            self._view.say(
+                f"{self._signal}: finishing the running epochs, then leaving. {again} to leave at once."
+            )
+        elif (
+            used_up := self._study.budget.used_up(self._spent(), currency=self._study.currency)
+        ) is not None:
+            self._leave = ("budget", used_up)
+            if self._study.budget.finish:
+                return
+        elif self._hopeless:
+            which = "trials of this session" if len(self._engine.state.sessions) > 1 else "trials"
+            text = f"the first {self._failed} {which} all failed: {self._why_failed or 'no reason was given'}"
+            self._leave = ("failed", text)
+            self._view.say(f"Leaving, for {text}")
+        else:
+            return
+        self._executor.stop(list(self._engine.running), reason=self._leave[1], keep=True)
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether nothing but failures ever comes, in a study that only epochs, energy or time would end."""
+        if self._trained or self._failed < max(_HOPELESS, 2 * self._executor.slots):
+            return False
+        budget, expected = self._study.budget, self._engine.setup.scheduler.expected
+        return budget != Budget() and budget.trials is None and expected is None
+
+    def _catch_signals(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+            self._signal = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            if self._signals > 1:
+                raise KeyboardInterrupt
+
+        return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+__all__ = ["Session"]

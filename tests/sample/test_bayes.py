@@ -1,0 +1,91 @@
+"""Bayes: where it starts under limits, and how it stays near the best in many dimensions."""
+
+import numpy as np
+import pytest
+
+from penstock.goal import Quantity
+from penstock.predict import Features, Predictor, Predictors
+from penstock.sample import Bayes, Gate, Observation
+from penstock.space import Choice, Float, Int, Space, equals
+
+FLAT = Space(**{f"x{i}": Float(0, 1) for i in range(12)})
+COST = Quantity("cost", of=lambda c: sum(c.values())) <= 5.0  # about a sixth of the cube keeps it
+
+
+def asked(sampler, space, count, value, seed=0):
+    sampler.start(space, objectives=1, seed=seed)
+    configs = []
+    for number in range(count):
+        (config,) = sampler.ask(1)
+        sampler.adopt(config, number)
+        sampler.tell(Observation(number, config, (value(config),)))
+        configs.append(dict(config))
+    return configs
+
+
+def test_two_of_three_starting_points_are_near_the_limits_and_all_keep_them():
+    near, anywhere = [], []
+    for seed in range(12):
+        costs = [sum(c.values()) for c in asked(Bayes(gate=Gate([COST])), FLAT, 9, lambda c: 0.0, seed)]
+        assert max(costs) <= 5.0
+        near += [cost for i, cost in enumerate(costs) if i % 3 != 2]
+        anywhere += [cost for i, cost in enumerate(costs) if i % 3 == 2]
+    draws = [sum(FLAT.sample(i).values()) for i in range(4000)]
+    plain = np.mean([cost for cost in draws if cost <= 5.0])
+    # Of four uniform draws the nearest to the bound; the others are as draws that keep the limits are.
+    assert np.mean(near) > plain + 0.6 * (5.0 - plain)
+    assert np.mean(anywhere) == pytest.approx(plain, abs=0.25)
+
+
+def test_proposals_stay_near_the_best_in_many_dimensions_and_choices_stay_free():
+    space = Space(
+        **{f"x{i}": Float(0, 1) for i in range(9)},
+        n=Int(1, 3),
+        kind=Choice("a", "b", "c"),
+        more=Float(0, 1, when=equals("kind", "b")),
+    )
+
+    def value(c):
+        return sum((c[f"x{i}"] - 0.5) ** 2 for i in range(9)) + 0.1 * (c["kind"] != "b")
+
+    configs = asked(Bayes(startup=12), space, 22, value)
+    values = [value(c) for c in configs]
+    for number in range(12, 22):
+        best = configs[int(np.argmin(values[:number]))]
+        far = max(abs(configs[number][f"x{i}"] - best[f"x{i}"]) for i in range(9))
+        assert far <= 0.3 + 1e-9  # 0.15, or twice that after three improvements in a row
+        assert abs(configs[number]["n"] - best["n"]) <= 1
+    assert {c["kind"] for c in configs[12:]} != {configs[12]["kind"]}
+
+
+def test_a_search_that_is_stuck_looks_closer_and_then_everywhere_again():
+    """A flat objective: nothing improves, so the region shrinks, and then begins anew with looks from afar."""
+    first = []
+
+    def value(config):
+        first.append(config)
+        return float(len(first) > 1) + 1e-6 * (len(first) % 3)
+
+    configs = asked(Bayes(startup=3), FLAT, 26, value)
+    far = [max(abs(c[n] - configs[0][n]) for n in FLAT.names) for c in configs]
+    assert max(far[3:9]) <= 0.15 + 1e-9
+    assert min(far[9:21]) < 0.08
+    assert (
+        sum(f > 0.31 for f in far[3:]) == 3
+    )  # after three times six without an improvement, before every other one
+
+
+def test_the_margin_is_of_the_quantity_not_of_the_sensor():
+    space = Space(width=Int(10, 100, structural=True))
+    draw = np.random.default_rng(0)
+    configs = [space.sample(i) for i in range(60)]
+    configs += configs[:30]
+    values = [(20 + c["width"]) * (1 + 0.05 * draw.standard_normal()) for c in configs]
+    model = Predictor.fit("power_w", Features.of(space), configs, values)
+    gate = Gate([Quantity("power_w") <= 80], Predictors({"power_w": model}), confidence=0.999)
+    widest = max(w for w in range(10, 101) if gate.check({"width": w}).allowed)
+    found = model.predict({"width": widest})
+    assert 20 + widest <= 80  # it does keep the limit
+    assert found.mean + 3.0 * found.doubt <= 80 < found.mean + 3.0 * found.std  # a sensor may show more
+    excess = gate.excess([{"width": w} for w in range(10, 101)])
+    assert [e <= 0 for e in excess] == [gate.check({"width": w}).allowed for w in range(10, 101)]

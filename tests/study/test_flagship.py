@@ -1,0 +1,183 @@
+"""The flagship study: all capabilities at once, on simulated devices, local workers and Ray, killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import penstock as pk
+from penstock.energy import V100
+from penstock.store import open_store
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+sys.path.insert(0, str(EXAMPLES))
+import flagship  # noqa: E402
+
+SMALL = {"max_epochs": 3}
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {examples!r})
+import cloudpickle, flagship
+from penstock.core import Reported
+
+class Killer:
+    reports = 0
+    def open(self, *_): pass
+    def on(self, event, state):
+        self.reports += isinstance(event, Reported)
+        if self.reports >= {reports}:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def tick(self, *_): pass
+    def say(self, text): pass
+    def close(self): pass
+
+from penstock.report import View
+from penstock.study import _session
+View.register(Killer)
+_session._SIMULATED_BATCH = 10  # simulations write in batches of a thousand events: this one would leave nothing
+known = cloudpickle.load(open({known!r}, "rb"))
+flagship.study({where!r}, {store!r}, known, name="killed", **{options!r}).run(view=Killer())
+"""
+
+
+@pytest.fixture(scope="module")
+def known():
+    return flagship.predictors()
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory, known):
+    """A folder with the predictors in a file, for other processes."""
+    folder = tmp_path_factory.mktemp("flagship")
+    (folder / "known").write_bytes(cloudpickle.dumps(known))
+    return folder
+
+
+def kill_in_the_middle(where, folder, store, reports, **options):
+    """Run the study in a process that is killed after so many reports; the store is what is left."""
+    script = KILLED.format(
+        examples=str(EXAMPLES),
+        reports=reports,
+        known=str(folder / "known"),
+        where=where,
+        store=str(store),
+        options=options,
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def curves(study, targets):
+    """By configuration, the metrics of every epoch of the twin's trials, or of the model's own."""
+    return {
+        tuple(sorted(trial.config.items())): {
+            report.epoch: (report.metrics["accuracy"], report.metrics["loss"]) for report in trial.reports
+        }
+        for trial in study.trials
+        if trial.is_target is targets
+    }
+
+
+def alike(one, two):
+    """The same trials, each trained as far, with the same metrics but for rounding in fused groups."""
+    assert one.keys() == two.keys()
+    for config, epochs in one.items():
+        assert epochs.keys() == two[config].keys()
+        for epoch, metrics in epochs.items():
+            # One of 449 pictures may lie on the border; losses are sums of float32.
+            assert metrics[0] == pytest.approx(two[config][epoch][0], abs=0.0023)
+            assert metrics[1] == pytest.approx(two[config][epoch][1], rel=1e-3)
+
+
+def result(study):
+    """The curves of the full models made of the best configuration that the twin has found.
+
+    Not ``study.best``, the first of the Pareto set, which goes by joules too; nor what eager transfer trains besides.
+    """
+    whole = [trial for trial in study.surrogate_trials if trial.status is pk.TrialStatus.COMPLETED]
+    best = max(whole, key=lambda trial: trial.metrics["accuracy"])
+    trained = [trial for trial in study.target_trials if trial.parent == best.id]
+    assert len(trained) == 2  # transferred, and once more with another weight decay
+    assert {trial.status for trial in trained} == {pk.TrialStatus.COMPLETED}
+    keys = [tuple(sorted(trial.config.items())) for trial in trained]
+    return {key: curves(study, True)[key] for key in keys}
+
+
+def sound(study):
+    """What holds of every run of it, wherever."""
+    study.state.validate()
+    assert study.state.closed.reason == "finished"
+    assert study.best.is_target
+    assert study.best.epoch == study.scheduler.max_epochs
+    assert study.refused > 0
+    for trial in study.trials:
+        assert trial.status.is_end
+        assert V100.power_w(flagship.load(trial.config), 250.0) <= 180
+        assert trial.config["width"] < 512  # beyond 1 MB
+        assert not trial.violated
+        assert all(report.energy is not None for report in trial.reports)
+    assert study.energy.wh <= 1000
+
+
+def best_limit_w(config):
+    """Zeus Eq. 7 by brute force, for eta = 0.5."""
+    load = flagship.load(config)
+    limits = range(100, 251, 25)
+    return min(limits, key=lambda w: (0.5 * V100.power_w(load, w) + 0.5 * 250) * V100.epoch_s(load, w))
+
+
+def test_in_simulation_a_killed_study_ends_as_one_that_was_not(known, shelf):
+    whole = flagship.study("simulated", shelf / "whole.db", known, **SMALL).run()
+    sound(whole)
+    fused = [event.fused for event in _events(shelf / "whole.db") if getattr(event, "fused", ())]
+    assert fused, "no trials were fused"
+    profiles = [note.data for note in whole.state.notes if note.topic == "power_profile"]
+    assert profiles
+    assert all(profile["energy_saved"] > 0.1 for profile in profiles)
+    kill_in_the_middle("simulated", shelf, shelf / "killed.db", whole.state.epochs // 2, **SMALL)
+    left = pk.Study.load(shelf / "killed.db")
+    assert 0 < left.state.epochs < whole.state.epochs
+    resumed = left.run()
+    sound(resumed)
+    assert curves(resumed, False) == curves(whole, False)
+    assert result(resumed) == result(whole)
+
+
+def test_killed_on_local_workers_it_goes_on_on_ray_with_the_same_result(known, shelf):
+    pytest.importorskip("ray")
+    store = shelf / "real.db"
+    first = flagship.study("local", store, known, name="first", **SMALL).run()
+    sound(first)
+    profiles = {
+        note.data["batch_size"]: note.data for note in first.state.notes if note.topic == "power_profile"
+    }
+    assert profiles
+    for batch_size, profile in profiles.items():
+        # Who of that batch size came first has profiled it.
+        sizes = [trial.config for trial in first.trials if trial.config["batch_size"] == batch_size]
+        assert profile["limit_w"] in {best_limit_w(config) for config in sizes}
+    # Its profiles are known now, so that what a trial draws no longer depends on who profiles.
+    whole = flagship.study("local", store, known, name="whole", **SMALL).run()
+    kill_in_the_middle("local", shelf, store, whole.state.epochs // 2, **SMALL)
+    left = pk.Study.load(store, "killed", executor=pk.Ray(slots=2), fuse=4)
+    assert 0 < left.state.epochs < whole.state.epochs
+    resumed = left.run()
+    for study in (whole, resumed):
+        sound(study)
+    alike(curves(resumed, False), curves(whole, False))
+    alike(result(resumed), result(whole))
+    starts = [event for event in _events(store, "killed") if getattr(event, "fused", ())]
+    assert starts
+
+
+def _events(path, name=None):
+    store = open_store(path, write=False)
+    try:
+        return [event for _, event in store.read(store.find(name).id)]
+    finally:
+        store.close()
