@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -379,7 +381,8 @@ class Study:
                 self._fuser.on(self.executor.slots)
             learned = self._know_overheads(engine, store, files, shown)
             notes = self._first_notes(learned, engine, shown)
-            Session(self, engine, store, files, shown, desk).run(notes)
+            with _old_objects_set_aside():
+                Session(self, engine, store, files, shown, desk).run(notes)
         finally:
             self.executor.close()
             shown.close()
@@ -848,3 +851,20 @@ def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:
         raise StoreCorrupt(
             f"{error} To go on from the last good record, run: penstock resume --repair {store.url}"
         ) from error
+
+
+@contextlib.contextmanager
+def _old_objects_set_aside() -> Iterator[None]:
+    """Spare the garbage collector what is there already, torch above all, while a study makes many objects of its own.
+
+    A full collection of a large heap takes a tenth of a second, in which workers wait. Whoever has frozen objects
+    decides for themselves.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

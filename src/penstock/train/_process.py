@@ -250,6 +250,7 @@ def main(argv: list[str]) -> NoReturn:
         channel.post(("x", one_line(error), user_traceback(error)))
         channel.flush()
         os._exit(3)
+    gc.freeze()  # libraries and the work stay: full collections during a training need not look at them
     channel.post(("y", os.getpid()))
     channel.flush()
     _serve(
