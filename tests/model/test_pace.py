@@ -34,7 +34,9 @@ def test_a_form_that_turned_out_slower_is_left():
     st.floats(0.01, 10),
     st.integers(1, 100_000),
 )
-def test_never_more_than_twice_what_hindsight_spends(plain_s, recorded_s, cost_s, steps):
+def test_trying_at_most_doubles_and_leaving_at_most_quadruples_what_hindsight_spends(
+    plain_s, recorded_s, cost_s, steps
+):
     """However long the group really lives: a scheduler may stop it at any step."""
     spent_s, known = 0.0, False
     at = 0
@@ -54,4 +56,4 @@ def test_never_more_than_twice_what_hindsight_spends(plain_s, recorded_s, cost_s
         spent_s += recorded_s if form is Form.RECORDED else plain_s
         at += 1
     hindsight_s = min(at * plain_s, cost_s + at * recorded_s)
-    assert spent_s <= 2 * hindsight_s + plain_s + recorded_s + 1e-9
+    assert spent_s <= (2 if known else 4) * hindsight_s + plain_s + recorded_s + 1e-9

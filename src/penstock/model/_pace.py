@@ -40,8 +40,8 @@ class Pace:
         """How to run the next step.
 
         A form that was measured is taken if it is the fastest. One that was not is tried only when as much time as
-        it costs has been spent already and as much is sure to come: then trying it at most doubles
-        what hindsight would have spent, however long the group really lives.
+        it costs has been spent already and three times as much is to come: then trying it at most doubles what
+        hindsight would have spent, and leaving it spends four times as much at most, however long the group lives.
         """
         known = {
             form: seconds
