@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
-from penstock.execute._pool import Pool, whole_counts
+from penstock.execute._pool import Pool
+from penstock.plan import whole_counts
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 

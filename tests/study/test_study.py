@@ -1,5 +1,6 @@
 """The study loop on simulated devices: the same loop as everywhere, with time under control."""
 
+import gc
 import math
 
 import pytest
@@ -303,3 +304,16 @@ def test_a_grid_without_a_scheduler_is_loaded_and_resumed(tmp_path):
 def two_epochs(run):
     for _ in run.epochs(2):
         run.report(loss=run.config["x"])
+
+
+def test_what_was_there_before_is_spared_the_collector_while_a_study_runs_and_no_longer():
+    counts = []
+
+    def train(run):
+        counts.append(gc.get_freeze_count())
+        return {"loss": 1.0}
+
+    space = pk.Space(x=pk.Float(0, 1))
+    pk.Study(train, space, minimize="loss", scheduler=pk.Full(trials=2), executor=pk.Simulated(devices=1)).run()
+    assert min(counts) > 10_000
+    assert gc.get_freeze_count() == 0

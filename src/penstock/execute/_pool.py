@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.errors import InvalidInput
-from penstock.plan import Demand, Idle, fair_counts
+from penstock.plan import Idle, whole_counts
 
 RELEASE_S = 60.0
 """How long a device may lie idle before it is given back (Hydro 5.2)."""
@@ -37,25 +37,6 @@ class _Entry:
     weight: float
     wants: int
     holds: tuple[str, ...]
-
-
-def whole_counts(wants: Sequence[int], weights: Sequence[float], devices: int) -> list[int]:
-    """Devices of each study: the fair counts in whole devices, what is left over to the largest rests, earliest first.
-
-    Example:
-        >>> whole_counts([4, 4, 1], [1.0, 1.0, 1.0], 4)
-        [2, 1, 1]
-    """
-    demands = [
-        Demand(str(i), "", want, weight) for i, (want, weight) in enumerate(zip(wants, weights, strict=True))
-    ]
-    fair = fair_counts(demands, devices)
-    counts = [math.floor(share + 1e-9) for share in fair]
-    left = min(devices, sum(wants)) - sum(counts)
-    by_rest = sorted(range(len(fair)), key=lambda i: (counts[i] - fair[i], i))
-    for i in [i for i in by_rest if counts[i] < wants[i]][:left]:
-        counts[i] += 1
-    return counts
 
 
 @final

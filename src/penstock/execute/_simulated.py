@@ -36,6 +36,7 @@ from penstock.core.errors import ExecutorError, InvalidInput
 from penstock.core.measurement import measurement
 from penstock.energy import Draw, Fleet, SimulatedGpus
 from penstock.execute._base import Executor, Job, Launch
+from penstock.execute._wire import spec_of
 from penstock.predict import Overhead
 from penstock.train._checkpoint import MemoryCheckpoints, Report
 from penstock.train._worker import End, Settings, Spec, execute
@@ -405,22 +406,10 @@ class Simulated(Executor):
             self._go_on(flight, now_s)
 
     def _member(self, segment: Segment, path: str | None, known: int, attempt: int) -> _Member:
-        trial, copied, job = segment.trial, segment.copy_from, self._job
+        trial, job = segment.trial, self._job
         if job is None:
             raise ExecutorError("The executor is not open.")
-        spec = Spec(
-            trial.id,
-            dict(trial.config),
-            trial.seed,
-            segment.start,
-            segment.until,
-            segment.last,
-            None if copied is None else (copied.trial, copied.epoch),
-            path,
-            known,
-            attempt,
-            dict(segment.options),
-        )
+        spec = Spec(*spec_of(segment, path, known, attempt))
         checkpoints = MemoryCheckpoints(self._box, trial.id, path)
         work, settings = job.work, self._settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from penstock.core import Ended, Noted, Placement, Reported, Saved, TrialStatus, total
+from penstock.core import Ended, Noted, Placement, Reported, Saved, Segment, TrialStatus, total
 from penstock.core.errors import InvalidInput
 from penstock.core.measurement import Measurement, measurement
 from penstock.execute._base import Job, Launch
@@ -26,28 +26,36 @@ def settings_of(job: Job) -> Settings:
     )
 
 
+def spec_of(segment: Segment, path: str | None, known: int, attempt: int) -> SpecTuple:
+    """What a worker is told of a segment.
+
+    Args:
+        segment: It.
+        path: Its checkpoint.
+        known: Epochs whose reports the study has.
+        attempt: Counted from 0.
+    """
+    trial, copied = segment.trial, segment.copy_from
+    return (
+        trial.id,
+        dict(trial.config),
+        trial.seed,
+        segment.start,
+        segment.until,
+        segment.last,
+        None if copied is None else (copied.trial, copied.epoch),
+        path,
+        known,
+        attempt,
+        dict(segment.options),
+    )
+
+
 def specs_of(launch: Launch) -> list[SpecTuple]:
     """What a worker is told of each segment of a launch."""
     placement = launch.placement
-    specs: list[SpecTuple] = []
-    for segment, path, known in zip(placement.segments, launch.checkpoints, launch.known, strict=True):
-        trial, copied = segment.trial, segment.copy_from
-        specs.append(
-            (
-                trial.id,
-                dict(trial.config),
-                trial.seed,
-                segment.start,
-                segment.until,
-                segment.last,
-                None if copied is None else (copied.trial, copied.epoch),
-                path,
-                known,
-                placement.attempt,
-                dict(segment.options),
-            )
-        )
-    return specs
+    parts = zip(placement.segments, launch.checkpoints, launch.known, strict=True)
+    return [spec_of(segment, path, known, placement.attempt) for segment, path, known in parts]
 
 
 def fused_of(placement: Placement) -> tuple[int, ...]:

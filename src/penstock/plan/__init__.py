@@ -23,6 +23,7 @@ from penstock.plan._devices import (
     cost,
     fair_counts,
     target_kind,
+    whole_counts,
 )
 from penstock.plan._elastic import dynamic_widths, elastic
 from penstock.plan._fifo import fifo
@@ -100,4 +101,5 @@ __all__ = [
     "transfer_move",
     "tuning_end_s",
     "waterfill_widths",
+    "whole_counts",
 ]

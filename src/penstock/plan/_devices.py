@@ -202,6 +202,25 @@ def fair_counts(demands: Sequence[Demand], devices: int) -> list[float]:
     return counts
 
 
+def whole_counts(wants: Sequence[int], weights: Sequence[float], devices: int) -> list[int]:
+    """Devices of each study: the fair counts in whole devices, what is left over to the largest rests, earliest first.
+
+    Example:
+        >>> whole_counts([4, 4, 1], [1.0, 1.0, 1.0], 4)
+        [2, 1, 1]
+    """
+    demands = [
+        Demand(str(i), "", want, weight) for i, (want, weight) in enumerate(zip(wants, weights, strict=True))
+    ]
+    fair = fair_counts(demands, devices)
+    counts = [math.floor(share + 1e-9) for share in fair]
+    left = min(devices, sum(wants)) - sum(counts)
+    by_rest = sorted(range(len(fair)), key=lambda i: (counts[i] - fair[i], i))
+    for i in [i for i in by_rest if counts[i] < wants[i]][:left]:
+        counts[i] += 1
+    return counts
+
+
 Allocation: TypeAlias = dict[str, dict[str, float]]
 """Devices by study and kind; not whole: who is below its figure is served next."""
 

@@ -208,32 +208,19 @@ def meter_of(
     make = settings.make_meter
     if make is None:
         return None
-    plain = make is _plain[0]
-    meter: EpochMeter | None = make(devices) if plain else _special(make, spec, devices, members)
-    weigh: Callable[[float], None] | None = getattr(meter, "weigh", None)
-    if weigh is not None:
-        weigh(fraction)
-    return meter
-
-
-_plain: list[Any] = [None]  # the maker of the trial before, if it wants to know of devices alone
-
-
-def _special(make: Any, spec: Spec, devices: tuple[str, ...], members: int) -> EpochMeter | None:
-    """What a maker makes that may want to know more."""
     for_trial: Callable[[tuple[str, ...], Any], EpochMeter | None] | None = getattr(make, "for_trial", None)
     for_group: Callable[..., EpochMeter | None] | None = getattr(make, "for_group", None)
     for_spec: Callable[..., EpochMeter | None] | None = getattr(make, "for_spec", None)
     if for_spec is not None:
-        return for_spec(devices, spec.config, spec.options, members)
-    if members > 1 and for_group is not None:
-        return for_group(devices, spec.config, members)
-    if for_trial is not None:
-        return for_trial(devices, spec.config)
-    if for_group is None:
-        _plain[0] = make
-    made: EpochMeter | None = make(devices)
-    return made
+        meter = for_spec(devices, spec.config, spec.options, members)
+    elif members > 1 and for_group is not None:
+        meter = for_group(devices, spec.config, members)
+    else:
+        meter = make(devices) if for_trial is None else for_trial(devices, spec.config)
+    weigh: Callable[[float], None] | None = getattr(meter, "weigh", None)
+    if weigh is not None:
+        weigh(fraction)
+    return meter
 
 
 def files_of(spec: Spec, settings: Settings) -> FileCheckpoints:
