@@ -233,7 +233,7 @@ def fluid(r: Data) -> Iterator[Row]:
             found = [
                 middle(x["makespan"]) for x in plain if x["algorithm"] == algorithm and x["devices"] == count
             ]
-            parts.append(times(found))
+            parts.append(times(found) if found else "not run")
         told.append(f"{algorithm} {' and '.join(parts)}")
     where = " and ".join(map(str, devices))
     yield Row(
@@ -430,6 +430,84 @@ def bubbles(r: Data) -> Iterator[Row]:
         )
 
 
+def members(r: Data) -> Iterator[Row]:
+    told = [f"groups of {each['group']}: {number(each['peak_gb'])} GB" for each in r["cases"]]
+    yield Row(
+        f"{r['cases'][0]['members']} narrow ResNets that train at the same time in one process: peak memory",
+        "; ".join(told),
+        "goal: 8 GB",
+    )
+
+
+def transfer(r: Data) -> Iterator[Row]:
+    for name, each in r["pairs"].items():
+        ours, theirs = each["Penstock"], each["standard"]
+        yield Row(
+            f"transfer from width 1/8, {name}: rank correlation of final losses, place of the twin's best",
+            f"{ours['rank_correlation']:.3f}, {ours['place_of_the_twins_best']}",
+            f"standard parametrization {theirs['rank_correlation']:.3f}, {theirs['place_of_the_twins_best']}",
+        )
+
+
+def whole_study(r: Data) -> Iterator[Row]:
+    found = r.get("summary")
+    if found is None:
+        yield Row("whole study", "one side only, see the file")
+        return
+    ours, ray = found["Penstock"], found["Ray Tune"]
+    yield Row(
+        f"whole study, {r['trials']} configurations x {r['epochs']} epochs, trained target included",
+        f"{number(ours['seconds']['median'])} s, loss {ours['loss']['mean']:.4f}",
+        f"Ray Tune {number(ray['seconds']['median'])} s ({number(found['times_shorter'])}x), loss {ray['loss']['mean']:.4f}; "
+        f"{found['seeds']} seeds",
+    )
+
+
+def defaults(problem: str) -> Callable[[Data], Iterator[Row]]:
+    def read(r: Data) -> Iterator[Row]:
+        beside = [
+            f"{label} {number(middle(r[name]['seconds']))} s ({ranged(r['faster'][name], 'x')})"
+            for name, label in (("optuna", "Optuna"), ("ray tune", "Ray Tune"))
+        ]
+        yield Row(
+            f"defaults on {problem}: seconds to the quality that all reach",
+            ranged(r["penstock"]["seconds"], " s"),
+            "; ".join(beside),
+            True,
+        )
+
+    return read
+
+
+def ablation(r: Data) -> Iterator[Row]:
+    for name, each in r.items():
+        yield Row(
+            f"the flagship study, {'all capabilities' if name == 'all' else name}, simulated GPUs",
+            f"makespan {number(middle(each['makespan_h']))} h, {number(middle(each['energy_wh']))} Wh, accuracy "
+            f"{middle(each['accuracy']):.3f}",
+            f"violations {ranged(each['violations'])}",
+        )
+
+
+def fluid_local(r: Data) -> Iterator[Row]:
+    wait_s = r["arguments"].get("wait", 0.0)
+    yield Row(
+        f"Halving of small CNNs on {r['arguments']['slots']} real cores"
+        + (f", storage that takes {number(wait_s)} s for a batch" if wait_s else "")
+        + ": makespan of one trial per core over Fluid's",
+        ranged(r["gain"], "x"),
+    )
+
+
+def ray_local(r: Data) -> Iterator[Row]:
+    for each in r.values():
+        if isinstance(each, Mapping) and "ratio" in each:
+            yield Row(
+                f"{each['trials']} trials of {number(each['trial_s'])} s on Ray: time over that on local workers",
+                ranged(each["ratio"], "x"),
+            )
+
+
 EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
     "throughput_no_ray": lambda r: throughput(r, True),
     "throughput": lambda r: throughput(r, False),
@@ -442,11 +520,20 @@ EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
     "loop": loop,
     "hydro_fusion": fusion,
     "hydro_lanes": lanes,
+    "hydro_members": members,
+    "hydro_transfer": transfer,
+    "hydro_study_cnn": whole_study,
+    "hydro_study_cnn_asha": whole_study,
+    "hydro_study_transformer": whole_study,
+    "hydro_study_transformer_asha": whole_study,
     "hydro_split": split,
     "hydro_mixed": mixed,
     "hydro_bubbles": bubbles,
     "fluid_studies": fluid,
     "fluid_groups": fluid_groups,
+    "fluid_local": fluid_local,
+    "fluid_local_storage": fluid_local,
+    "ray_local": ray_local,
     "hyperpower_predictors": predictors,
     "hyperpower_suggest": suggest,
     "hyperpower_search": search,
@@ -455,6 +542,10 @@ EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
     "sm2_lstm": sm2,
     "sm2_transformer": sm2,
     "sm2_resnet": sm2,
+    "defaults_digits": defaults("digits"),
+    "defaults_fashion": defaults("Fashion-MNIST"),
+    "defaults_characters": defaults("characters"),
+    "flagship_ablation": ablation,
     "dashboard": dashboard,
     "kills": kills,
     "soak": soak,

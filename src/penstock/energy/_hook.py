@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core import Measurement, Source
+from penstock.core import Measurement
 from penstock.core.check import number
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
-from penstock.core.measurement import measurement
 from penstock.energy._discover import sensors_for
 from penstock.energy._estimate import EstimateSensor, cores_allowed
 from penstock.energy._limiter import FileCache, PowerLimiter
@@ -22,9 +20,7 @@ from penstock.energy._meter import Meter, Window
 from penstock.energy._profile import LimitRule
 from penstock.energy._sensor import DeviceKind
 from penstock.energy._shared import SharedSensor
-
-_FRESH_S = 0.0005
-_ESTIMATED = int(Source.ESTIMATED)
+from penstock.energy._solo import TOLD_S, SoloMeter
 
 
 @final
@@ -44,23 +40,14 @@ class EpochMeter:
     """
 
     __slots__ = (
-        "_begun_s",
         "_fraction",
-        "_fresh_s",
         "_inside",
         "_inside_s",
         "_iterated",
         "_limiter",
         "_meter",
-        "_owed_j",
-        "_read_j",
-        "_read_s",
         "_shared",
-        "_since_j",
-        "_since_s",
-        "_solo",
         "_warned",
-        "_watts",
         "_whole",
         "_window",
         "last",
@@ -75,32 +62,13 @@ class EpochMeter:
         self._window: Window | None = None
         self._warned = False
         self.last: Window | None = None
-        # The estimate of this process alone never fails and is exact at any moment: no window is needed for it.
-        self._solo: EstimateSensor | None = None
-        first = meter.sensors[0]
-        if len(meter.sensors) == 1 and limiter is None and isinstance(first, EstimateSensor):
-            self._solo = None if first.resolution_s else first
-        self._begun_s: float | None = None
-        # Where the account of what no epoch drew stands: epochs move its time and joules on.
-        self._since_s: float | None = None
-        self._since_j = 0.0
-        # The same with windows: one since the first begin, and joules and seconds that epochs told.
+        # One window since the first begin, and joules and seconds that epochs told.
         self._whole: Window | None = None
         self._inside: dict[str, float] = {}
         self._inside_s = 0.0
-        self._read_s = self._read_j = self._watts = self._fresh_s = self._owed_j = 0.0
 
     def epoch_begin(self) -> None:
         """An epoch begins now."""
-        if self._solo is not None:
-            now_s = time.monotonic()
-            if now_s - self._read_s >= self._fresh_s:
-                self._read(self._solo, now_s)
-            self._begun_s = now_s
-            if self._since_s is None:
-                self._since_s = now_s
-                self._since_j = self._counted_j(now_s)
-            return
         for sensor in self._shared:
             try:
                 sensor.join(self._fraction)
@@ -127,9 +95,6 @@ class EpochMeter:
 
     def epoch_end(self) -> Measurement | None:
         """The epoch's energy; None if it can't be told, or no epoch has begun."""
-        if self._solo is not None:
-            plain = self.plain_end()
-            return None if plain is None else measurement(*plain)
         window, self._window = self._window, None
         if window is None:
             return None
@@ -153,28 +118,8 @@ class EpochMeter:
 
     def plain_end(self) -> tuple[float, str, int, float] | None:
         """``epoch_end`` as value, unit, source's number and uncertainty: what is sent to the study."""
-        solo = self._solo
-        if solo is None:
-            drawn = self.epoch_end()
-            return None if drawn is None else drawn.plain
-        begun_s = self._begun_s
-        if begun_s is None:
-            return None
-        self._begun_s = None
-        now_s = time.monotonic()
-        time_s = now_s - begun_s
-        if now_s - self._read_s < self._fresh_s:
-            joules = self._watts * time_s
-        else:
-            before_j = self._read_j + self._watts * (begun_s - self._read_s)
-            self._read(solo, now_s)
-            drawn_j = self._read_j - before_j - self._owed_j
-            joules = max(drawn_j, solo.idle_w * time_s)
-            self._owed_j = joules - drawn_j
-        if self._since_s is not None:
-            self._since_s += time_s
-            self._since_j += joules
-        return joules, "J", _ESTIMATED, solo.uncertainty
+        drawn = self.epoch_end()
+        return None if drawn is None else drawn.plain
 
     def other(self) -> tuple[float, str, int, float] | None:
         """What no epoch drew since the first one began, or since this was asked last; told as by ``plain_end``.
@@ -182,31 +127,7 @@ class EpochMeter:
         An epoch that has begun is none any more: what it drew is part of the answer. Less than half a millisecond is
         not worth a reading: it is None, and goes to whatever runs next on the same sensors.
         """
-        if self._solo is None:
-            return self._other_of_windows()
-        if self._since_s is None:
-            return None
-        now_s = time.monotonic()
-        time_s = now_s - self._since_s
-        self._begun_s = None
-        self._since_s = now_s
-        if time_s < _FRESH_S:
-            self._owed_j -= self._counted_j(now_s) - self._since_j
-            return None
-        if now_s - self._read_s >= self._fresh_s:
-            self._read(self._solo, now_s)
-        drawn_j = self._counted_j(now_s) - self._since_j
-        joules = max(drawn_j, self._solo.idle_w * time_s)
-        self._owed_j += joules - drawn_j
-        self._since_j = self._counted_j(now_s)
-        return joules, "J", _ESTIMATED, self._solo.uncertainty
-
-    def _counted_j(self, now_s: float) -> float:
-        """Joules up to now, as handed out: with what was given ahead."""
-        return self._read_j + self._watts * (now_s - self._read_s) + self._owed_j
-
-    def _other_of_windows(self) -> tuple[float, str, int, float] | None:
-        """All of the time minus what the epochs told, device by device."""
+        # All of the time minus what the epochs told, device by device.
         whole, meter = self._whole, self._meter
         self._window = None
         if whole is None:
@@ -214,7 +135,7 @@ class EpochMeter:
         before_s, meter.outside_s = meter.outside_s, 0.0  # of runs before, too short to be told
         time_s = whole.time_s
         outside_s = time_s - self._inside_s + before_s
-        if outside_s < _FRESH_S or time_s <= 0:
+        if outside_s < TOLD_S or time_s <= 0:
             meter.outside_s = max(0.0, outside_s)
             self._whole = None
             return None
@@ -240,22 +161,9 @@ class EpochMeter:
         """The part of its devices that the run holds, from the next ``epoch_begin`` on."""
         self._fraction = fraction
 
-    def _read(self, solo: EstimateSensor, now_s: float) -> None:
-        """Read the CPU clock, which is done every half a millisecond at most.
-
-        Trials may be over in microseconds, and a reading takes some of them: in between, energy goes on at the watts of
-        the last reading. An epoch that ends with a reading gets what was wrong with that; what would make it less than
-        an idle one is left for the next.
-        """
-        read_j = solo.energy_j()
-        if self._read_s:
-            self._watts = max((read_j - self._read_j) / (now_s - self._read_s), solo.idle_w)
-            self._fresh_s = _FRESH_S
-        self._read_s, self._read_j = now_s, read_j
-
     def close(self) -> None:
         """The run is over: what ``other`` has not told is nobody's, and others on the devices get all of them."""
-        self._window = self._begun_s = self._since_s = self._whole = None
+        self._window = self._whole = None
         if self._limiter is not None:
             self._limiter.stop()
         for sensor in self._shared:
@@ -263,7 +171,7 @@ class EpochMeter:
 
 
 _meters: dict[tuple[object, ...], Meter] = {}
-_hooks: dict[tuple[object, ...], EpochMeter] = {}  # those that trials can take over from each other
+_hooks: dict[tuple[object, ...], SoloMeter] = {}  # trials take them over from each other
 for _kept in (_meters, _hooks):  # a sensor is of the process that has made it
     os.register_at_fork(after_in_child=_kept.clear)
 
@@ -346,17 +254,17 @@ class LimitedMeters:
 
     limits: LimitOptions
 
-    def __call__(self, devices: tuple[str, ...]) -> EpochMeter | None:
+    def __call__(self, devices: tuple[str, ...]) -> EpochMeter | SoloMeter | None:
         """For a trial of which nothing but its devices is known."""
         return self.for_trial(devices, {})
 
-    def for_trial(self, devices: tuple[str, ...], config: Mapping[str, Any]) -> EpochMeter | None:
+    def for_trial(self, devices: tuple[str, ...], config: Mapping[str, Any]) -> EpochMeter | SoloMeter | None:
         """For a trial of this configuration; its ``batch_size`` is part of the profile's key."""
         return make_meter(devices, limits=self.limits, batch_size=batch_size_of(config))
 
     def for_group(
         self, devices: tuple[str, ...], config: Mapping[str, Any], members: int
-    ) -> EpochMeter | None:
+    ) -> EpochMeter | SoloMeter | None:
         """For so many trials that train as one, which load a GPU otherwise than one: they have their own profile."""
         limits = replace(self.limits, task=f"{self.limits.task} fused {members}")
         return make_meter(devices, limits=limits, batch_size=batch_size_of(config))
@@ -375,7 +283,7 @@ def make_meter(
     fraction: float = 1.0,
     limits: LimitOptions | None = None,
     batch_size: int = 0,
-) -> EpochMeter | None:
+) -> EpochMeter | SoloMeter | None:
     """The meter of one trial, in the process that runs it. Sensors are opened once per process.
 
     Can be pickled, also as a ``functools.partial`` with ``cores``.
@@ -407,10 +315,13 @@ def make_meter(
             return None
         _meters[key] = meter
     if limits is None:
-        hook = EpochMeter(meter, fraction=fraction)
-        if hook._solo is not None:  # a worker has one trial at a time, and this hook keeps nothing of it
-            _hooks[key] = hook
-        return hook
+        first = meter.sensors[0]
+        if len(meter.sensors) == 1 and isinstance(first, EstimateSensor) and not first.resolution_s:
+            hook = _hooks[key] = SoloMeter(
+                first
+            )  # a worker has one trial at a time, and it keeps nothing of it
+            return hook
+        return EpochMeter(meter, fraction=fraction)
     return EpochMeter(meter, fraction=fraction, limiter=_limiter(meter, limits, batch_size))
 
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.core.errors import PenstockError
@@ -208,15 +208,20 @@ def meter_of(
     make = settings.make_meter
     if make is None:
         return None
-    for_trial: Callable[[tuple[str, ...], Any], EpochMeter | None] | None = getattr(make, "for_trial", None)
-    for_group: Callable[..., EpochMeter | None] | None = getattr(make, "for_group", None)
-    for_spec: Callable[..., EpochMeter | None] | None = getattr(make, "for_spec", None)
-    if for_spec is not None:
-        meter = for_spec(devices, spec.config, spec.options, members)
-    elif members > 1 and for_group is not None:
-        meter = for_group(devices, spec.config, members)
+    meter: EpochMeter | None
+    if isinstance(make, FunctionType):
+        meter = make(devices)
     else:
-        meter = make(devices) if for_trial is None else for_trial(devices, spec.config)
+        for_trial: Callable[[tuple[str, ...], Any], EpochMeter | None] | None
+        for_trial = getattr(make, "for_trial", None)
+        for_group: Callable[..., EpochMeter | None] | None = getattr(make, "for_group", None)
+        for_spec: Callable[..., EpochMeter | None] | None = getattr(make, "for_spec", None)
+        if for_spec is not None:
+            meter = for_spec(devices, spec.config, spec.options, members)
+        elif members > 1 and for_group is not None:
+            meter = for_group(devices, spec.config, members)
+        else:
+            meter = make(devices) if for_trial is None else for_trial(devices, spec.config)
     weigh: Callable[[float], None] | None = getattr(meter, "weigh", None)
     if weigh is not None:
         weigh(fraction)
