@@ -1,5 +1,6 @@
 """Profiles: what is measured of a network's inference, and what is predicted from it."""
 
+import itertools
 import json
 import xml.etree.ElementTree as ET
 
@@ -204,3 +205,57 @@ def test_the_command_measures_keeps_and_draws(tmp_path):
     store.close()
     with pytest.raises(InvalidInput, match="no 'spaces'"):
         CliRunner().invoke(app, ["profile", target, "--space", "spaces"], catch_exceptions=False)
+
+
+def test_a_network_is_traced_once_for_all_configurations_that_make_it():
+    """What the factory does not look at is no part of the key; what it looks at only sometimes is."""
+    built = []
+
+    def network(config):
+        built.append(config)
+        sizes = [config["width"]] * config["layers"]
+        if config["layers"] > 1:
+            sizes[-1] = config["last"]
+        ends = [4, *sizes, 2]
+        return torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in itertools.pairwise(ends)))
+
+    def params(config):
+        sizes = [config["width"]] * config["layers"]
+        if config["layers"] > 1:
+            sizes[-1] = config["last"]
+        ends = [4, *sizes, 2]
+        return sum((a + 1) * b for a, b in itertools.pairwise(ends))
+
+    space = pk.Space(
+        width=pk.Choice(3, 5), layers=pk.Choice(1, 2), last=pk.Choice(2, 7), lr=pk.Float(1e-3, 1, log=True)
+    )
+    data = pk.Data(train=(torch.zeros(4, 4), torch.zeros(4, dtype=torch.long)))
+    task = pk.Task(network, data, torch.nn.functional.cross_entropy, optimizer=torch.optim.SGD)
+    profile = pk.Profile(task, space)
+    for number in range(200):
+        config = space.sample(number)
+        assert profile.traced(config)["params"] == params(config)
+    # 4 networks of two layers, 2 of one layer, each twice for "last", and some before the key was known.
+    assert len(built) <= 8 + 3
+
+
+def test_a_name_that_a_configuration_lacks_makes_another_network():
+    """Conditional hyperparameters: one that is there sometimes, for factories of both kinds."""
+
+    def by_name(width, last=2):
+        return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, last))
+
+    def by_config(config):
+        last = 2
+        if "last" in config:
+            last = config["last"]
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, config["width"]), torch.nn.Linear(config["width"], last)
+        )
+
+    data = pk.Data(train=(torch.zeros(4, 4), torch.zeros(4, dtype=torch.long)))
+    for network in (by_name, by_config):
+        task = pk.Task(network, data, F.cross_entropy, optimizer=torch.optim.SGD)
+        profile = pk.Profile(task, pk.Space(width=pk.Int(1, 9), last=pk.Int(2, 9)))
+        counts = [profile.traced(config)["params"] for config in ({"width": 3}, {"width": 3, "last": 7})]
+        assert counts == [5 * 3 + 4 * 2, 5 * 3 + 4 * 7]

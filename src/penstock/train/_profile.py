@@ -99,6 +99,7 @@ class Profile:
         self.samples: list[ProfileSample] = []
         self.repeats: list[ProfileSample] = []
         self._traced: dict[str, dict[str, float]] = {}
+        self._looked_at: set[str] | None = None  # names that make a network; None: none was traced yet
 
     def collect(
         self,
@@ -192,17 +193,22 @@ class Profile:
 
     def traced(self, config: Config) -> dict[str, float]:
         """Parameters and FLOPs of the network a configuration makes, without running it; kept for the next time."""
-        key = self._key(config)
-        if key not in self._traced:
+        found = self._traced.get(self._key(config))
+        if found is None:
             if len(self._traced) > 20_000:
                 self._traced.clear()
-            self._traced[key] = _trace(self._task(), config, self._rows())
-        return self._traced[key]
+            found, looked_at = _trace(self._task(), config, self._rows())
+            self._looked_at = looked_at | (self._looked_at or set())
+            self._traced[self._key(config)] = found
+        return found
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _key(self, config: Config) -> str:
-        names = self.space.structural or self.space.names
+        """What a network depends on: two configurations that agree in all that factories have looked at, in any
+        network so far, make the same one, for a factory that finds the same goes on to look at the same.
+        """
+        names = (self.space.structural or self.space.names) if self._looked_at is None else self._looked_at
         return repr(sorted((name, repr(value)) for name, value in config.items() if name in names))
 
     def _task(self) -> Task:
@@ -322,8 +328,11 @@ def _without_unused(model: Predictor) -> Predictor:
     return Predictor.from_json(data)
 
 
-def _trace(task: Task, config: Config, rows: int) -> dict[str, float]:
-    """Parameters and FLOPs by shapes alone, on torch's meta device; a network that can't be there is run."""
+def _trace(task: Task, config: Config, rows: int) -> tuple[dict[str, float], set[str]]:
+    """Parameters and FLOPs by shapes alone, on torch's meta device, and the names the network was made of.
+
+    A network that can't be on that device is run.
+    """
     import torch
 
     from penstock.train._loader import flatten
@@ -334,15 +343,15 @@ def _trace(task: Task, config: Config, rows: int) -> dict[str, float]:
     inputs, _ = next(iter(source.batches(min(rows, source.n))))
     forward = task.forward or _forward
 
-    def count(device: str) -> dict[str, float]:
+    def count(device: str) -> tuple[dict[str, float], set[str]]:
         with torch.device(device):
-            model, _ = task.build_model(task.hyperparameters(config))
+            model, looked_at = task.build_model(task.hyperparameters(config))
         model = model.to(device).eval()
         leaves, rebuild = flatten(inputs)
         batch = rebuild([leaf.to(device) for leaf in leaves])
         forward(model, batch)  # lazy layers take their shapes here
         flops = _flops(lambda: forward(model, batch))
-        return {"params": _params(model), "flops": flops}
+        return {"params": _params(model), "flops": flops}, looked_at
 
     with private_randomness(), torch.no_grad():
         try:

@@ -414,6 +414,8 @@ class _Seen(Mapping[str, Any]):
         return self._config.get(name, default)
 
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, str):
+            self.looked_at.add(name)
         return name in self._config
 
     def __iter__(self) -> Iterator[str]:
@@ -443,7 +445,7 @@ def _arguments(
             rest = [key for key in config._config if key not in kwargs]
             kwargs.update({key: config._config[key] for key in rest})
             used |= set(rest)
-        elif name in config:
+        elif name in config._config:
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 args.append(config[name])
             else:
@@ -456,6 +458,8 @@ def _arguments(
                 f"The {what} factory {_name(make)} wants {name!r}, which the configuration "
                 f"({', '.join(config._config) or 'empty'}) lacks. Add it to the space or to the task's defaults."
             )
+        else:
+            used.add(name)  # it would have been taken
     return args, kwargs, used
 
 
