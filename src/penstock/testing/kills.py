@@ -259,7 +259,8 @@ def check(case: Case, store: Path, log: Path, expected: StudyState, seen: Sequen
         elif where.get(trial) != pid:  # another process has begun it since, and this one still trains it
             tally.doubled += 1
     if tally.wrong:
-        first = {t: (mine[t], state.trials[t].reason, theirs.get(t)) for t in wrong[:2]}
+        begun = Counter(trial for what, trial, _, _ in lines if what == "begin")
+        first = {t: (mine[t], state.trials[t].reason, begun[t], theirs.get(t)) for t in wrong[:2]}
         tally.said.append(f"{case}: books differ in {sorted(missing)[:5]}, outcomes in {first}, {tally}")
     return tally
 
@@ -384,6 +385,13 @@ class Storm:
                     tally.driver_kills += 1
                     return False
                 tally.worker_kills += 1
+                self._count(worker, log, victims)
+
+    @staticmethod
+    def _count(pid: int, log: Path, victims: Counter[int]) -> None:
+        """Who was hit: between a look at the book and a kill a worker may have gone on to another trial."""
+        trials = [trial for _, trial, _, each in read_log(log) if each == pid]
+        victims[trials[-1]] += 1
 
     def _worker(self, driver: int, log: Path, victims: Counter[int], begun: int) -> int | None:
         """A process that trains a trial now and may be killed."""
@@ -392,9 +400,7 @@ class Storm:
         able = [(pid, trial) for pid, trial in able if _descends(pid, driver)]
         if not able:
             return None
-        pid, trial = self._rng.choice(able)
-        victims[trial] += 1
-        return pid
+        return self._rng.choice(able)[0]
 
     def _orphans(self, log: Path) -> int:
         pids = {pid for _, _, _, pid in read_log(log)}
