@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as pk
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute._bubbles import in_bubble
 from penstock.execute._pool import Pool
 from penstock.schedule import StopRule
@@ -125,6 +125,15 @@ def test_nothing_is_measured_in_bubbles(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path, make, says):
     with pytest.raises(InvalidInput, match=says):
         make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"bubbles": "/dev/shm/llm"}, "memory of its own machine"), ({"shared": True}, "slots=")],
+)
+def test_ray_says_at_once_what_it_does_not_have(given, says):
+    with pytest.raises(Unsupported, match=says):
+        pk.Ray(**given)
 
 
 def test_the_margin_settles_where_the_host_loses_what_it_may():

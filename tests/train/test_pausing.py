@@ -1,8 +1,13 @@
 """Trials in bubbles: a real host process, real pauses in forward and backward, and the results of trials alone."""
 
 import copy
+import itertools
+import math
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -139,6 +144,186 @@ def test_no_layer_begins_that_would_not_end_in_time(tmp_path):
     gate.passage("slow")
     assert asked == ["slow"]
     assert pauses == 0
+    host.close()
+    gate.close()
+
+
+def test_what_never_ran_begins_only_with_time_to_spare_and_what_fits_nowhere_with_a_bubble(tmp_path):
+    """Two milliseconds are kept for what is not known; what is longer than the bubble waits for a beginning."""
+    host = Host(tmp_path)
+    gate = Gate(host.path, slack_s=0.0)
+    asked = []
+    gate._pause = lambda slot, now: asked.append(slot) or now
+    host.lend(0.0015)
+    gate.passage("new")
+    host.lend(1.0)
+    gate.passage("another")
+    assert asked == ["new"]
+    del gate._pause
+    gate._needs["long"] = 0.2
+    began = time.monotonic()
+    host.lend(0.1, began - 0.09)  # its last tenth
+    timer = threading.Timer(0.05, host.lend, (0.1,))
+    timer.start()
+    gate.passage("long")
+    assert time.monotonic() - began >= 0.05  # not in that one
+    timer.join()
+    gate._needs["fits"] = 0.5
+    began = time.monotonic()
+    host.lend(1.0, began - 0.9)  # a bubble that is long enough, but nearly over
+    timer = threading.Timer(0.2, host.lend, (1.0,))
+    timer.start()
+    gate.passage("fits")
+    assert time.monotonic() - began >= 0.2
+    timer.join()
+    host.close()
+    gate.close()
+
+
+def test_need_covers_how_much_a_layer_varies(tmp_path):
+    """Half of the times are 1 ms, half 3 ms: a mean of 2 ms would be too late every second time."""
+    with Host(tmp_path) as host, Gate(host.path) as gate:
+        for number in range(200):
+            gate._learn("layer", 0.001 if number % 2 else 0.003)
+            gate._learn("even", 0.001)
+        assert gate._needs["layer"] >= 0.003
+        assert gate._needs["even"] == pytest.approx(0.001)
+
+
+def test_a_trial_that_waits_for_its_core_does_not_overrun(tmp_path):
+    """Counted by the CPU, what another process had of the core is neither an overrun nor the layer's time."""
+    host = Host(tmp_path)
+    gate = Gate(host.path)
+    gate._by_cpu = True
+    host.lend()
+    gate.passage("layer")
+    host.take_back()
+    time.sleep(0.05)  # the host has the core
+    gate.rest()
+    assert gate.use.overrun_s < 0.03
+    assert gate._needs["layer"] < 0.05
+    host.lend()
+    gate.passage("layer")
+    while time.process_time() - gate._cpu_s < 0.02:
+        pass
+    host.take_back()  # and the CPU time before it is not one either
+    gate.rest()
+    assert gate.use.overruns_s[-1] < 0.02
+    host.lend()
+    gate.passage("layer")
+    host.take_back()
+    end = time.process_time() + 0.02
+    while time.process_time() < end:
+        pass
+    gate.rest()
+    assert gate.use.overrun_s >= 0.02
+    host.close()
+    gate.close()
+
+
+def test_data_waits_for_a_bubble_and_counts_by_its_cpu_time(tmp_path):
+    with Host(tmp_path) as host, Gate(host.path) as gate:
+        optimizer = gate.attach_optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+        host.lend()
+        asked = []
+        gate._pause = lambda slot, now: asked.append(slot) or now
+        optimizer.register_step_pre_hook(lambda *_: host.take_back() and None)
+        optimizer.step()
+        assert asked == ["between operations"]
+        worked_s = gate.use.worked_s
+        time.sleep(0.05)  # waits for data
+        gate.rest()
+        assert gate.use.worked_s - worked_s < 0.04
+
+
+def test_python_code_without_a_passage_stops_when_the_bubble_ends(tmp_path):
+    """Data made by hand, say: it stands still while the host computes, and ends with what it would have made."""
+    host = Host(tmp_path)
+    gate = Gate(host.path)
+    host.lend(0.1)
+    timer = threading.Timer(0.3, host.lend)
+    timer.start()
+    with gate.anywhere():
+        gate.passage("data")
+        began = time.monotonic()
+        times = [began]
+        while times[-1] < began + 0.4:
+            times.append(time.monotonic())
+    assert max(b - a for a, b in itertools.pairwise(times)) >= 0.1  # it stood still
+    assert gate.use.pauses == 1
+    assert "data" not in gate._needs  # of what was cut nothing is learned
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    timer.join()
+    host.close()
+    gate.close()
+
+
+def test_the_timer_leaves_others_timers_alone(tmp_path):
+    with Host(tmp_path) as host, Gate(host.path) as gate:
+        theirs = signal.signal(signal.SIGALRM, lambda *_: None)
+        mine = signal.getsignal(signal.SIGALRM)
+        try:
+            with gate.anywhere():
+                assert signal.getsignal(signal.SIGALRM) is mine
+        finally:
+            signal.signal(signal.SIGALRM, theirs)
+
+
+def test_overruns_by_quantile(tmp_path):
+    with Host(tmp_path) as host, Gate(host.path) as gate:
+        assert math.isnan(host.guest.quantile_s(0.5))
+        for number in range(1100):  # more than are kept
+            gate._stopped(number / 1000)
+        use = host.guest
+        assert len(use.overruns_s) == 1024
+        assert use.overruns_s == tuple(number / 1000 for number in range(76, 1100))
+        assert use.quantile_s(1) == use.overrun_s == 1.099
+        assert use.quantile_s(0.5) == 0.587  # the 512th of them
+        with pytest.raises(InvalidInput, match="part"):
+            use.quantile_s(2)
+
+
+GUEST = """
+import os, sys
+from penstock.train._pausing import Gate
+gate = Gate(sys.argv[1])
+gate.to_cores()
+gate.to_background()
+where = "/proc/self/autogroup"
+nice = (open(where).read() if os.path.exists(where) else "").split() or ["19"]  # where there are no such groups
+print(sorted(os.sched_getaffinity(0)), os.sched_getscheduler(0), nice[-1])
+gate.passage("layer")
+print(os.sched_getscheduler(0))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux alone has these")
+def test_a_trial_yields_its_core_also_from_a_session_of_its_own(tmp_path):
+    """Sessions share cores evenly, idle or not (autogroups): workers have one, so theirs must step back as well."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        host = Host(tmp_path)
+    finally:
+        os.sched_setaffinity(0, cores)
+    host.close()  # so that the trial goes on, and need not yield any more
+    command = [sys.executable, "-c", GUEST, str(host.path)]
+    told = subprocess.run(command, capture_output=True, text=True, start_new_session=True, check=True).stdout
+    assert told.split("\n")[:2] == [f"[{min(cores)}] {os.SCHED_IDLE} 19", str(os.SCHED_OTHER)]
+
+
+def test_on_a_gpu_a_layer_ends_when_the_gpu_has_done_it(tmp_path, monkeypatch):
+    host = Host(tmp_path, gpu=0)
+    gate = Gate(host.path)
+    waited = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(time.sleep(0.01)))
+    host.lend()
+    gate.passage("layer")
+    gate.passage("next")
+    assert len(waited) == 2
+    assert gate.use.worked_s >= 0.01
     host.close()
     gate.close()
 

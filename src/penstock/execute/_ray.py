@@ -31,7 +31,7 @@ from penstock.core import (
     TrialStatus,
     WallClock,
 )
-from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
+from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency, Unsupported
 from penstock.execute._actor import TOKEN, Opened, Order, Slot, boot_id, files_of, gpu_facts, write_file
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._child import how
@@ -163,6 +163,11 @@ class Ray(Executor):
         wait_s: How long to wait for a node while there is none.
         warm: Keep actors and devices from one study to the next that this executor runs, as long as this process
             lives; default: give them back after each.
+        bubbles: Not here, and refused: see ``Local``.
+        shared: Not here, and refused: Ray itself divides its cluster among programs.
+
+    Raises:
+        Unsupported: ``bubbles`` or ``shared`` is given.
     """
 
     spreads = True
@@ -180,7 +185,20 @@ class Ray(Executor):
         runtime_env: Mapping[str, Any] | None = None,
         wait_s: float = 300.0,
         warm: bool = False,
+        bubbles: object = None,
+        shared: object = False,
     ) -> None:
+        if bubbles is not None:
+            raise Unsupported(
+                "pk.Ray does not run trials in bubbles: a host job lends them through the memory of its own machine, "
+                "and Ray does not say on which machine of the cluster its actors meet it. On each machine of the host "
+                "job, run a study with pk.Local(slots=0, bubbles=...)."
+            )
+        if shared is not False:
+            raise Unsupported(
+                "pk.Ray has no shared=: Ray divides its cluster among the programs that use it. "
+                "Limit this study with slots=, or run it with pk.Local(shared=True)."
+            )
         if address is not None and (not isinstance(address, str) or not address.strip()):
             raise InvalidInput(f'address takes "auto", "host:port" or "ray://host:port", got {address!r}.')
         if slots is not None and slots < 1:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ _MEASURED_S = 0.03  # short steps are measured for so long
 
 _costs = {"record_cost_s": 1.0, "compile_cost_s": 60.0}
 """What recording and compiling took here last; the first figures are for a busy laptop."""
+_steady: WeakKeyDictionary[Task, set[tuple[Any, ...]]] = WeakKeyDictionary()
+"""A task's networks whose step was seen to be the same operations every time: a group that got smaller, or was split,
+records it once and not twice."""
 
 
 @final
@@ -183,6 +187,7 @@ class _Group:
             return value.reshape(())
 
         self.step = FusedStep(self.fusion, self.optimizer, function, autocast=first.dtype)
+        self.step.steady = self._kind() in _steady.get(task, ())
         self.form = Form.PLAIN
         self._compile = compile
         self._records = True
@@ -221,6 +226,11 @@ class _Group:
             release(trainer.optimizer)
             _stand(trainer)
         return members
+
+    def _kind(self) -> tuple[Any, ...]:
+        """Which of the task's networks the members have."""
+        stack = self.fusion.stack
+        return tuple((slot.names, slot.shape) for slot in stack.slots)
 
     def _forget(self) -> None:
         self.step.forget()
@@ -336,6 +346,7 @@ class _Group:
             else:
                 self._records = False
             return
+        _steady.setdefault(self.task, set()).add(self._kind())
         _costs["compile_cost_s" if made.compiled else "record_cost_s"] = made.seconds
         self.form = wanted
 

@@ -18,6 +18,11 @@ class _Stopping(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._passage = passage
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else each operation goes through torch._dynamo, whose import alone takes seconds. Nothing is compiled here.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import importlib
 import inspect
 import math
 import mmap
 import os
 import select
+import signal
+import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +31,7 @@ from typing import Any, final
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.train._task import Task
 
-_SLOTS = 16  # doubles in the page
+_KEPT = 1024  # latest stops whose overruns are kept
 (
     _UNTIL,
     _CLOSED_AT,
@@ -42,8 +46,19 @@ _SLOTS = 16  # doubles in the page
     _LATE_S,  # all overruns together
     _SPEED,  # the part of the host's time that was lent lately
     _YIELD,  # whether trials are to run only where nobody else wants the core
-) = range(13)
+    _PID,  # the trial's process
+    _CPU_AT_CLOSE,  # the CPU time it had used when its last bubble ended
+    _CPU_AT_OPEN,  # and when the last began
+    _STOPS,
+    _OVERRUNS,  # of the latest stops, in a ring
+) = range(18)
+_SLOTS = _OVERRUNS + _KEPT  # doubles in the page
 _ENDED = -1.0
+_UNKNOWN_S = 0.002  # what is asked for something that never ran: as much as a host may be held up
+_PATIENCE = 8  # bubbles that may be too short for what comes next before it begins all the same
+_BETWEEN = "between operations"
+_CUT = "the rest of what was stopped midway"
+_TICK_S = 0.001
 _HANDOVER_S = 30.0  # in which the trial before must have let go of a stage
 _ALIVE_S = 0.5  # how often a waiting trial looks whether its host still lives
 
@@ -64,6 +79,34 @@ def _wake_of(path: Path) -> Path:
 
 def _gpu_of(path: Path) -> Path:
     return path.with_suffix(".gpu")
+
+
+def _cores_of(path: Path) -> Path:
+    return path.with_suffix(".cores")
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _cpu_clock(pid: int) -> int:
+    """The clock of the CPU time that another process has used, as ``clock_getcpuclockid(3)`` makes it on Linux."""
+    return (~pid << 3) | 2
+
+
+def _threads() -> list[int]:
+    """All of this process, for what the system sets thread by thread."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:
+        return [0]
+
+
+def _await_gpu() -> None:
+    """Wait until GPUs have done what this process gave them: they are told far ahead of what they do."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _alive(wake: int) -> bool:
@@ -173,6 +216,8 @@ class Host:
         with suppress(FileNotFoundError):
             _wake_of(self.path).unlink()
         _gpu_of(self.path).write_text("" if gpu is None else str(gpu))
+        pinned = gpu is None and hasattr(os, "sched_getaffinity")
+        _cores_of(self.path).write_text(" ".join(map(str, sorted(os.sched_getaffinity(0)))) if pinned else "")
         os.mkfifo(_wake_of(self.path), 0o600)
         self._wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
         fcntl.flock(self._wake, fcntl.LOCK_EX)
@@ -286,6 +331,7 @@ class Host:
         """Lend the device for ``length_s``, or until it is taken back."""
         now = _now_s() if now_s is None else now_s
         words = self._words
+        self._read_cpu(_CPU_AT_OPEN)
         words[_OPENED] = now
         words[_UNTIL] = now + length_s
         if words[_WAITING]:
@@ -297,10 +343,17 @@ class Host:
         now = _now_s()
         words = self._words
         if words[_UNTIL] > 0:
+            self._read_cpu(_CPU_AT_CLOSE)
             words[_CLOSED_AT] = now
             words[_LENT_S] += min(now, words[_UNTIL]) - words[_OPENED]
             words[_UNTIL] = 0.0
         return now
+
+    def _read_cpu(self, word: int) -> None:
+        """Note the CPU time that the trial has used: what it uses between bubbles is its overrun. Some microseconds."""
+        if self._words[_PID]:
+            with suppress(OSError):
+                self._words[word] = time.clock_gettime(_cpu_clock(int(self._words[_PID])))
 
     @property
     def lent_s(self) -> float:
@@ -338,15 +391,26 @@ class GuestUse:
         worked_s: How long its layers have worked.
         pauses: How often it has stopped.
         overrun_s: The most that it worked on after a bubble's end.
+        overruns_s: How long it worked on after each of the latest bubbles' ends; 0 where it had stopped by then.
     """
 
     worked_s: float
     pauses: int
     overrun_s: float
+    overruns_s: tuple[float, ...] = ()
+
+    def quantile_s(self, part: float) -> float:
+        """The overrun that ``part`` of the latest stops did not exceed; NaN if there were none."""
+        if not 0 <= part <= 1:
+            raise InvalidInput(f"part must be in [0, 1], got {part!r}.")
+        ordered = sorted(self.overruns_s)
+        return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
 
 
 def _use(words: memoryview[float]) -> GuestUse:
-    return GuestUse(words[_WORKED_S], int(words[_PAUSES]), words[_OVERRUN_S])
+    stops = int(words[_STOPS])
+    latest = tuple(words[_OVERRUNS + number % _KEPT] for number in range(max(0, stops - _KEPT), stops))
+    return GuestUse(words[_WORKED_S], int(words[_PAUSES]), words[_OVERRUN_S], latest)
 
 
 # ------------------------------------------------------------ the trial's side
@@ -356,8 +420,9 @@ def _use(words: memoryview[float]) -> GuestUse:
 class Gate:
     """Where a trial passes between its layers: it waits there while the host computes.
 
-    A layer begins only if, by what it took before, it ends before the bubble does. The first layer of a bubble always
-    begins, so that a layer longer than every bubble is an overrun (counted) and not a trial that hangs for ever.
+    A layer begins only if it ends before the bubble does, by what it took before and how much that varied. What never
+    ran begins only with 2 ms left. What is longer than every bubble begins with one, so that it is an overrun
+    (counted) and not a trial that hangs for ever.
 
     One trial at a time: the gate is locked until it is closed or its process ends.
 
@@ -386,17 +451,51 @@ class Gate:
         self.slack_s = slack_s
         self._words = _page(self.path)
         self._wake = os.open(_wake_of(self.path), os.O_RDWR | os.O_NONBLOCK)
-        self._took: dict[object, float] = {}
+        self._paces: dict[object, tuple[float, float]] = {}  # mean and mean deviation
+        self._needs: dict[object, float] = {_CUT: 0.0}  # it can be stopped again
         self._slot: object = None
         self._since = self._cpu_s = 0.0
-        self._yields = False
+        self._inside = self._cut = self._ticks = False
+        self._background = False
+        self._by_cpu = False  # count the CPU's time, not the time that passes
+        self._settle = _await_gpu if _read(_gpu_of(self.path)) else None
+        self._words[_CPU_AT_CLOSE] = self._words[_CPU_AT_OPEN] = 0.0
+        self._words[_PID] = float(os.getpid()) if sys.platform == "linux" else 0.0
 
     def to_background(self) -> None:
         """Let the system run this process only where no other wants the core, where it can."""
-        if hasattr(os, "SCHED_IDLE"):
+        if not hasattr(os, "SCHED_IDLE"):
+            return
+        try:
+            for thread in _threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:
+            return
+        self._background, self._by_cpu = True, self._settle is None
+        if os.getsid(0) == os.getpid():
+            # Linux shares cores between sessions first (autogroups), so within a session of its own even an idle
+            # process has half of the core that a host of another session wants.
             with suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-                self._yields = True
+                Path("/proc/self/autogroup").write_text("19")
+
+    def _to_foreground(self) -> None:
+        """The host is over: what is left of the trial is not in anybody's way, as far as the system lets it return."""
+        self._background = self._by_cpu = False
+        with suppress(OSError):
+            for thread in _threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+            if os.getsid(0) == os.getpid():
+                Path("/proc/self/autogroup").write_text("0")
+
+    def to_cores(self) -> None:
+        """Run where the host's stage runs, if that is on a CPU: elsewhere, other stages compute meanwhile."""
+        cores = {int(core) for core in _read(_cores_of(self.path)).split()}
+        if cores and hasattr(os, "sched_setaffinity"):
+            for thread in _threads():
+                with suppress(OSError):
+                    os.sched_setaffinity(thread, cores)
 
     @classmethod
     def any(cls, folder: str | os.PathLike[str], *, slack_s: float = 0.0002) -> Gate:
@@ -427,51 +526,154 @@ class Gate:
 
     def passage(self, slot: object) -> None:
         """Go through when there is time for what comes next; ``slot`` says what that is."""
+        if self._settle is not None:
+            self._settle()
+        self._inside = True
+        try:
+            self._pass(slot)
+        finally:
+            self._inside = False
+
+    def _pass(self, slot: object) -> None:
         now = _now_s()
-        if self._slot is not None:
-            self._account(now)
+        by_cpu = self._by_cpu or slot is _BETWEEN
+        cpu_s = time.process_time() if by_cpu or self._slot is _BETWEEN else 0.0
+        late = self._slot is not None and self._account(now, cpu_s)
+        self._cut = False
         until = self._words[_UNTIL]
-        if until != _ENDED and now + self._took.get(slot, 0.0) + self.slack_s > until:
+        if until == _ENDED:
+            if self._background:
+                self._to_foreground()
+        elif now + self._needs.get(slot, _UNKNOWN_S) + self.slack_s > until:
+            if not late:
+                self._stopped(0.0)
             now = self._pause(slot, now)
-        self._slot, self._since = slot, now
-        if self._yields:
-            self._cpu_s = time.process_time()
+            cpu_s = time.process_time() if by_cpu else 0.0
+        self._slot, self._since, self._cpu_s = slot, now, cpu_s
+
+    @contextmanager
+    def anywhere(self) -> Iterator[None]:
+        """Within it, a trial stops in the midst of Python code, too, not only where it passes.
+
+        A timer looks every millisecond of a bubble whether it is over; what is one call of a library still runs to its
+        end. It does nothing outside of the main thread, and where SIGALRM has another use.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if (
+            not main
+            or self._ticks
+            or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN)
+        ):
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, self._tick)
+        signal.siginterrupt(signal.SIGALRM, False)  # libraries need not know
+        self._ticks = True
+        self._time(True)
+        try:
+            yield
+        finally:
+            self._time(False)
+            self._ticks = False
+            signal.signal(signal.SIGALRM, before)
+
+    def _time(self, on: bool) -> None:
+        if self._ticks and threading.current_thread() is threading.main_thread():
+            signal.setitimer(signal.ITIMER_REAL, _TICK_S if on else 0.0, _TICK_S if on else 0.0)
+
+    def _tick(self, number: int, frame: object) -> None:
+        until = self._words[_UNTIL]
+        if until == _ENDED:
+            self._time(False)
+            return
+        now = _now_s()
+        if self._inside or self._slot is None or now < until:
+            return
+        self._inside = self._cut = True
+        try:
+            if not self._account(now, time.process_time()):
+                self._stopped(0.0)
+            self._since, self._cpu_s = self._pause(_CUT, now), time.process_time()
+        finally:
+            self._inside = False
+
+    def between(self) -> None:
+        """Say that what comes next (data, a report, saving) is no layer's work: it waits for a bubble like any other.
+
+        It counts by the CPU time that it takes, for it may be a wait.
+        """
+        self.passage(_BETWEEN)
 
     def rest(self) -> None:
-        """Say that what comes next (data, saving, the next trial) is no layer's work, and not counted as such."""
+        """Say that what comes next is not the trial's any more, and not counted."""
         if self._slot is not None:
-            self._account(_now_s())
+            self._account(_now_s(), time.process_time())
             self._slot = None
 
-    def _account(self, now: float) -> None:
+    def _account(self, now: float, cpu_s: float) -> bool:
+        """What the last slot took until now, and until so much CPU time; returns whether the bubble ended meanwhile."""
+        words, slot = self._words, self._slot
         took = now - self._since
-        words = self._words
+        by_cpu = self._by_cpu or slot is _BETWEEN
+        spent = cpu_s - self._cpu_s if by_cpu else took
+        took = min(took, spent)  # not what it had to wait for the core: it did not keep the host from it
         words[_WORKED_S] += took
-        old = self._took.get(self._slot)
-        self._took[self._slot] = took if old is None else 0.8 * old + 0.2 * took
         closed = words[_CLOSED_AT]
-        if closed > self._since:  # the bubble ended while the layer ran
-            late = now - closed
-            if self._yields:  # what it had to wait for the core, it did not keep the host from it
-                late = min(late, time.process_time() - self._cpu_s)
-            words[_OVERRUN_S] = max(words[_OVERRUN_S], late)
-            words[_LATE_S] += late
+        if closed <= self._since:
+            if not self._cut:  # a part says nothing of the whole
+                self._learn(slot, took)
+            return False
+        opened = words[_OPENED]
+        late = (opened if opened > closed else now) - closed
+        if by_cpu:
+            since, until = words[_CPU_AT_CLOSE] - self._cpu_s, spent
+            if opened > closed:  # it has got into the next bubble
+                until = words[_CPU_AT_OPEN] - self._cpu_s
+            late = min(late, until - since if 0 <= since <= until <= spent else spent)
+            if not self._cut:
+                self._learn(slot, took)
+        elif not self._cut and closed - self._since > self._needs.get(slot, 0.0):
+            self._learn(slot, closed - self._since)  # then it had the host beside it: so long at least
+        self._stopped(late)
+        return True
+
+    def _learn(self, slot: object, took: float) -> None:
+        pace = self._paces.get(slot)
+        if pace is None:
+            mean, deviation = took, took / 2
+        else:
+            mean, deviation = pace
+            error = took - mean
+            mean += error / 8
+            deviation += (abs(error) - deviation) / 4
+        self._paces[slot] = mean, deviation
+        # The bound that TCP uses for the times of acknowledgements (RFC 6298, 2.3): seldom exceeded, soon forgotten.
+        self._needs[slot] = mean + 4 * deviation
+
+    def _stopped(self, late: float) -> None:
+        words = self._words
+        stops = int(words[_STOPS])
+        words[_OVERRUNS + stops % _KEPT] = late
+        words[_STOPS] = stops + 1.0
+        words[_OVERRUN_S] = max(words[_OVERRUN_S], late)
+        words[_LATE_S] += late
 
     def _pause(self, slot: object, now: float) -> float:
         """Sleep until a bubble begins (or the host is gone); returns the time."""
         words = self._words
         words[_PAUSES] += 1
-        paused = now
+        need = self._needs.get(slot, _UNKNOWN_S) + self.slack_s
+        seen, passed = words[_OPENED], 0
+        self._time(False)  # it must not wake up for nothing
         words[_WAITING] = 1.0
         try:
             while True:
                 now = _now_s()
-                until = words[_UNTIL]
+                until, opened = words[_UNTIL], words[_OPENED]
                 if until == _ENDED:
                     return now
-                need = self._took.get(slot, 0.0) + self.slack_s
-                if until > now and (now + need <= until or words[_OPENED] > paused):
-                    return now
+                if opened > seen:
+                    seen, passed = opened, passed + 1
                 if until <= now:
                     if not select.select([self._wake], [], [], _ALIVE_S)[0]:
                         if not _alive(self._wake):
@@ -479,10 +681,15 @@ class Gate:
                     else:
                         with suppress(BlockingIOError):
                             os.read(self._wake, 4096)
-                else:  # a bubble that is too short for this layer: wait for the next
-                    time.sleep(max(0.0, until - now))
+                    continue
+                length = until - opened
+                fresh = need > length and now - opened < length / 4  # no bubble like this is long enough
+                if now + need <= until or (passed and fresh) or passed > _PATIENCE:
+                    return now
+                time.sleep(max(0.0, until - now))
         finally:
             words[_WAITING] = 0.0
+            self._time(True)
 
     def attach(self, model: Any) -> Any:
         """Let a model stop before each module's forward and backward pass; gives it back."""
@@ -504,6 +711,7 @@ class Gate:
         """Give the gate to others."""
         if self._lock < 0:
             return
+        self._words[_PID] = 0.0
         os.close(self._wake)
         os.close(self._lock)
         self._lock = -1
@@ -551,11 +759,11 @@ class _Step(_Hook):
 
 @final
 class _Rest(_Hook):
-    """After a step, and after a forward pass that no backward pass follows."""
+    """After a step, and after a forward pass that no backward pass follows: data, metrics, reports."""
 
     def __call__(self, source: Any, args: Any, rest: Any) -> None:
         if not getattr(source, "training", False):
-            self.gate.rest()
+            self.gate.between()
 
 
 def _nodes(output: Any) -> Iterator[Any]:
@@ -613,8 +821,7 @@ def stages_in(folder: str | os.PathLike[str]) -> list[Stage]:
     """
     found = []
     for path in sorted(Path(folder).glob("*.bubble"), key=lambda p: (len(p.name), p.name)):
-        gpu = _gpu_of(path).read_text().strip() if _gpu_of(path).exists() else ""
-        found.append(Stage(path, path.stem, gpu or None))
+        found.append(Stage(path, path.stem, _read(_gpu_of(path)) or None))
     if not found:
         raise InvalidInput(f"No host job lends bubbles in {folder}: start it first.")
     return found
@@ -622,7 +829,7 @@ def stages_in(folder: str | os.PathLike[str]) -> list[Stage]:
 
 @contextmanager
 def guest(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let everything torch computes within stop between any two operations while the host of a stage computes.
+    """Let a trial stop between any two operations of torch, and in Python code, while the host of a stage computes.
 
     Finer than layers, and for every kind of training: fused groups, functions, what has no modules. What is compiled
     is one operation, so nothing is compiled meanwhile.
@@ -634,12 +841,15 @@ def guest(path: str | os.PathLike[str]) -> Iterator[None]:
     from penstock.train._operations import stopping
 
     gate = _patient(path)
+    gate.to_cores()
     if gate._words[_YIELD]:
         gate.to_background()
+    importlib.import_module("torch._dynamo")  # optimizers import it, for seconds: no bubble's time for that
     cost_s = _fused_loop._costs["compile_cost_s"]
     _fused_loop._costs["compile_cost_s"] = math.inf
     try:
-        with stopping(gate.passage):
+        with stopping(gate.passage), gate.anywhere():
+            gate.between()
             yield
     finally:
         _fused_loop._costs["compile_cost_s"] = cost_s
@@ -674,6 +884,7 @@ def gate_of(folder: str | os.PathLike[str], *, background: bool = True) -> Gate:
     key = str(Path(folder).resolve())
     if key not in _gates:
         _gates[key] = Gate.any(folder)
+        _gates[key].to_cores()
         if background:
             _gates[key].to_background()
     return _gates[key]
