@@ -151,6 +151,15 @@ def test_concurrency_is_free_of_the_number_of_devices(tmp_path: Path) -> None:
     assert most == 16
 
 
+@pytest.mark.parametrize(("name", "ahead"), [("synchronous BOHB", 8), ("BOHB", 4)])
+def test_a_sampler_that_learns_shares_devices_where_rungs_are_compared_as_a_whole(
+    name: str, ahead: int, tmp_path: Path
+) -> None:
+    study(*SCHEDULERS[name](), pk.Fluid(), devices=4, store=tmp_path / "s.db").run()
+    first = next(event for event in journal(tmp_path / "s.db") if isinstance(event, Submitted))
+    assert (first.want, len(first.segments)) == (ahead, ahead)
+
+
 def test_idle_devices_go_to_the_best_trial_or_evenly(tmp_path: Path) -> None:
     # Two trials of the same length on 5 devices, of which one can take 4; by Hydro's rule the better one does.
     overhead = pk.Overhead(beta=1.05, max_devices=4, epsilon_s=1.0)

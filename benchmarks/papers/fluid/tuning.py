@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,8 @@ class Result:
     makespan_s: float = 0.0
     best: float = float("inf")
     busy_s: float = 0.0
+    work_s: float = 0.0  # what all epochs take alone on one device each
+    longest_s: float = 0.0  # what the trial that trained longest held its devices
     trials: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)  # when a better loss was known
 
@@ -145,10 +147,10 @@ def run(
         store=False,
         meter=False,
     ).run()
-    return _result(study)
+    return _result(study, seconds)
 
 
-def _result(study: pk.Study) -> Result:
+def _result(study: pk.Study, seconds: Callable[[Any, int], float]) -> Result:
     assert study._store is not None
     assert study._entry is not None
     events = [event for _, event in study._store.read(study._entry.id)]
@@ -157,8 +159,14 @@ def _result(study: pk.Study) -> Result:
     if state.closed is None or state.closed.reason != "finished":
         raise RuntimeError("A study was stopped before its end: its makespan says nothing.")
     told = timeline(events)
+    held_s: dict[int, float] = {}
+    for stay in told.stays:
+        held_s[stay.trial] = held_s.get(stay.trial, 0.0) + stay.end_s - stay.begin_s
     result = Result(told.makespan_s, busy_s=told.busy_s, trials=len(study.trials))
+    result.longest_s = max(held_s.values(), default=0.0)
     for event in events:
+        if isinstance(event, Reported):
+            result.work_s += seconds(state.trials[event.trial].config, event.epoch - 1)
         if isinstance(event, Reported) and event.metrics["loss"] < result.best:
             result.best = event.metrics["loss"]
             result.history.append((event.time_s, result.best))

@@ -27,7 +27,8 @@ class Fluid:
         max_devices: The most devices of one trial; None: all there are. Trials of a ``Task``, and of functions
             marked with ``pk.elastic``, can have more than one.
         concurrency: How many segments are under way at once, whatever the number of devices (Fluid 6.2.2). None:
-            as many as fit at the most; with a sampler that learns, one per device, so that it learns as much.
+            as many as fit at the most; with a sampler that learns and a scheduler that is not synchronous
+            (``ASHA``, ``Full``), one per device.
         idle: Who gets devices that nothing waits for: ``"longest"``, the trial that would end last;
             ``"waterfill"``, as in Fluid's Algorithm 2; ``"best"`` or ``"even"``, as in Hydro.
         widths: ``"lookahead"``, or ``"waterfill"`` for StaticFluid as published.

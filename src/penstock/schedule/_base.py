@@ -85,10 +85,13 @@ class Scheduler(ABC):
         sampler: A ``Sampler`` the user composed in (``Hyperband(sampler=TPE())``), or None for the study's.
             The scheduler only carries it; new trials come from ``Rules.propose``.
         max_epochs: The largest budget a trial can get, None if the training function decides.
+        synchronous: Whether rungs are compared when they are complete, so that who goes on does not depend on how
+            many trials run at once.
     """
 
     sampler: object | None = None
     max_epochs: int | None = None
+    synchronous: bool = False
 
     @abstractmethod
     def start(self, rules: Rules) -> None:

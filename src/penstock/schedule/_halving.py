@@ -27,6 +27,8 @@ class Halving(Scheduler):
         sampler: A Sampler for this scheduler; None: the study's.
     """
 
+    synchronous = True
+
     def __init__(
         self,
         max_epochs: int = 27,

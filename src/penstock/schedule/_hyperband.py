@@ -34,6 +34,8 @@ class Hyperband(Scheduler):
         sampler: A Sampler for this scheduler; None: the study's.
     """
 
+    synchronous = True
+
     def __init__(
         self,
         max_epochs: int = 81,

@@ -35,7 +35,13 @@ def known_overhead(planner: Fluid, executor: Executor) -> Overhead | None:
 
 
 def foresee(
-    planner: Any, work: Any, sampler: Sampler, executor: Executor, overhead: Overhead | None
+    planner: Any,
+    work: Any,
+    sampler: Sampler,
+    executor: Executor,
+    overhead: Overhead | None,
+    *,
+    synchronous: bool = False,
 ) -> Foresight | None:
     """What the engine must foresee for ``planner``; None for one that looks only at what is free."""
     if not isinstance(planner, Fluid):
@@ -47,7 +53,9 @@ def foresee(
         overhead,
         max_devices=overhead.max_devices,
         concurrency=planner.concurrency,
-        per_device=1 if sampler.learns else overhead.max_sharing,
+        # Rungs that are compared as a whole come out the same however many trials run at once. Otherwise a sampler that
+        # learns would also lead to other promotions, which may take longer than sharing saves.
+        per_device=1 if sampler.learns and not synchronous else overhead.max_sharing,
         ranked=planner.idle == "best",
     )
 

@@ -547,7 +547,14 @@ class Study:
         if not isinstance(self.planner, Fluid):
             return None
         overhead = measured or known_overhead(self.planner, self.executor)
-        found = foresee(self.planner, self.work, self.sampler, self.executor, overhead)
+        found = foresee(
+            self.planner,
+            self.work,
+            self.sampler,
+            self.executor,
+            overhead,
+            synchronous=self.scheduler.synchronous,
+        )
         if found is not None and self._whole:
             found = replace(found, overhead=replace(found.overhead, max_sharing=1), per_device=1)
         return found
