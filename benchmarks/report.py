@@ -342,6 +342,13 @@ def sm2(r: Data) -> Iterator[Row]:
         percent(r["saving"]),
         f"parity with one plain training {number(r['parity'])}",
     )
+    for name, less in r.get("alpha_0.75_minus_exhaustive", {}).items():
+        if name in ("test_accuracy", "test_r2"):
+            yield Row(
+                f"SM2, {r['scenario']}: {name.removeprefix('test_')} on a test set, minus that of the best of "
+                f"{r['exhaustive']['trainings']} single trainings",
+                f"{100 * less:+.2f} points",
+            )
 
 
 def decide(r: Data) -> Iterator[Row]:
@@ -427,6 +434,25 @@ def bubbles(r: Data) -> Iterator[Row]:
             f"tuning in the bubbles of a pipeline, simulated, {name}: makespan against its own devices alone",
             "; ".join(told),
             f"{percent(each['bubble_ratio'])} of the pipeline's time is bubbles; it is slowed down by {percent(each['host_slowdown'])}",
+        )
+
+
+def bubbles_local(r: Data) -> Iterator[Row]:
+    def of(each: Data, mode: str) -> str:
+        low, high = each[mode]["mean"]["interval"]
+        return f"{mode} {each[mode]['mean']['ratio']:.3f} ({low:.3f}..{high:.3f})"
+
+    for guest, each in r.items():
+        if not (isinstance(each, Mapping) and "overrun_ms" in each):
+            continue
+        late, losses = each["overrun_ms"], each["losses"]
+        others = [of(each, mode) for mode in ("alone again", "idle priority", "co-located") if mode in each]
+        yield Row(
+            f"a real pipeline on two cores with trials in its bubbles ({guest}; {r['how']}): its step, 1 is alone",
+            of(each, "bubbles"),
+            f"{'; '.join(others)}; trials worked on after a bubble's end for {number(late['p95'])} ms (95%), "
+            f"{number(late['max'])} ms (most) in {late['stops']} stops; "
+            f"losses {'as alone' if losses['same'] else 'NOT as alone'} ({losses['compared']} compared)",
         )
 
 
@@ -529,6 +555,7 @@ EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
     "hydro_split": split,
     "hydro_mixed": mixed,
     "hydro_bubbles": bubbles,
+    "hydro_bubbles_local": bubbles_local,
     "fluid_studies": fluid,
     "fluid_groups": fluid_groups,
     "fluid_local": fluid_local,

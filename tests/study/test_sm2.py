@@ -1,6 +1,7 @@
 """SM2 in whole studies: on simulated and real workers, cut, killed, failing, metered or not."""
 
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -231,6 +232,7 @@ def test_one_configuration_is_explored_and_trained():
 def test_equal_values_keep_the_first_batch_sizes():
     def same(run):
         for _ in run.epochs():
+            assert run.options["mode"] in ("explore", "thorough")
             run.report(loss=1.0)
 
     done = study(same, scheduler=pk.SM2(max_epochs=2, thorough_epochs=1, final_epochs=1, patience=None)).run()
@@ -244,6 +246,7 @@ def test_equal_values_keep_the_first_batch_sizes():
 
 def test_failing_trials_leave_the_race_and_the_others_go_on():
     def breaks(run):
+        assert run.options
         for epoch in run.epochs():
             size = run.config["batch_size"]
             if size == 32 or (size == 16 and epoch == 1):
@@ -255,7 +258,7 @@ def test_failing_trials_leave_the_race_and_the_others_go_on():
     found = {t.config["batch_size"]: t.status.value for t in done.trials}
     assert found == {4: "stopped", 8: "completed", 16: "failed", 32: "failed"}
     assert done.best.config["batch_size"] == 8
-    none = study(lambda run: 1 / 0, scheduler=quick).run()
+    none = study(lambda run: 1 / (run.options is None), scheduler=quick).run()
     assert none.best is None
     assert none.state.closed.reason == "finished"
     assert {t.status.value for t in none.trials} == {"failed"}
@@ -275,10 +278,63 @@ def test_a_target_reached_in_the_last_epoch_of_a_segment_ends_the_study():
     assert all("reached its target" in reason or "worse half" in reason for reason in others)
 
 
+class Looped:
+    """A callable whose method takes part in explorations, or not."""
+
+    def __init__(self, explores):
+        self.loop = self.by_options if explores else self.plain
+
+    def by_options(self, run):
+        return run.options
+
+    def __call__(self, run):
+        return self.loop(run)
+
+    def plain(self, run):
+        return run.config
+
+
+def told(run):
+    for _ in run.epochs():
+        run.report(loss=1.0, sm2_lr=0.1)
+
+
+def untold(run):
+    for _ in run.epochs(2):
+        run.report(loss=1.0)
+
+
+def test_a_function_that_takes_no_part_in_explorations_is_refused_before_anything_runs():
+    def inner(run):
+        told(run)
+
+    def empty(run):
+        return late(run)
+
+    plain = [untold, functools.partial(untold), lambda run: untold(run), empty]
+    for work in plain:
+        with pytest.raises(
+            InvalidInput, match=r"takes no part in that: give a pk\.Task, or read run\.options"
+        ):
+            study(work)
+    for work in (told, functools.partial(told), lambda run: told(run), inner, Looped(True), study().work):
+        assert study(work).work is work
+
+    def late(run):
+        return untold(run)
+
+    with pytest.raises(InvalidInput, match="empty takes no part"):
+        study(empty)
+    assert pk.Study(untold, parts["space"], minimize="loss", store=False).work is untold  # others are free to
+
+
 def test_a_winner_ended_by_patience_says_so():
     def flat(run):
         for _ in run.epochs():
-            run.report(loss=float(run.config["batch_size"]))
+            run.report(
+                loss=float(run.config["batch_size"]),
+                **({"sm2_lr": 0.1} if run.options["mode"] == "explore" else {}),
+            )
 
     done = study(flat, scheduler=pk.SM2(thorough_epochs=1, final_epochs=2, patience=2)).run()
     winner = done.trials[0]
@@ -326,6 +382,7 @@ def metered(executor, source):
 
 def even(run):
     """Small batches are a little better; energy speaks for large ones."""
+    assert run.options.get("mode") in ("explore", "thorough", None)  # None: of another scheduler
     for _ in run.epochs():
         run.save({})  # else a segment would train, and draw, all epochs before it again
         run.report(loss=0.5 + run.config["batch_size"] / 1e6)

@@ -411,6 +411,17 @@ def test_a_clone_is_isolated():
     assert not same(other.state()["model"], after["model"])
 
 
+def test_a_clone_does_not_doubt_the_names_that_the_factory_took(recwarn):
+    def wide(hidden_of_the_clone):
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(hidden_of_the_clone), nn.LazyLinear(3))
+
+    config = {"hidden_of_the_clone": 5, "batch_size": 16, "lr": 0.1}
+    with private_randomness():
+        trainer = Trainer(Task(wide, make_data(), F.cross_entropy), config, seed=0)
+        trainer.clone()
+    assert not [w for w in recwarn if "hidden_of_the_clone" in str(w.message)]
+
+
 def test_an_exploratory_epoch_changes_nothing_but_the_learning_rate():
     """SM2 4.4: both modes are isolated from each other."""
     options = {"mode": "explore", "lrs": 8, "lr_range": [1e-3, 1.0], "fraction": 0.5, "round": 0}
@@ -454,6 +465,77 @@ def test_an_exploratory_epoch_changes_nothing_but_the_learning_rate():
         plain.epoch = 1
         expected = [plain.train_epoch() for _ in range(2)]
     assert [thorough.reports[2], thorough.reports[3]] == expected
+
+
+def wandering(count=256):
+    """A straight line with noise: at any rate the loss falls to a floor that grows with the rate."""
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(count, 8, generator=g)
+    y = x @ torch.arange(1.0, 9.0)[:, None] + torch.randn(count, 1, generator=g)
+    return Data(train=(x[: count // 2], y[: count // 2]), val=(x[count // 2 :], y[count // 2 :]))
+
+
+EXPLORES = {"lrs": 12, "lr_range": (1e-4, 1.0), "fraction": 0.5}
+
+
+def test_a_rate_is_kept_while_it_brings_the_loss_down_and_no_longer():
+    task = Task(lambda: nn.Linear(8, 1), wandering(), F.mse_loss)
+    with private_randomness():
+        trainer = Trainer(task, {"batch_size": 4}, seed=0, lr_is_found=True)
+        first = trainer.explore(EXPLORES)
+        assert first["sm2_held"] == 0.0
+        best, rates, held = first["loss"], [first["sm2_lr"]], []
+        for _ in range(8):
+            last = [trainer.train_epoch()["loss"] for _ in range(2)][-1]
+            before = copy.deepcopy(trainer.state())
+            found = trainer.explore(EXPLORES)
+            again = Trainer(task, {"batch_size": 4}, seed=0, lr_is_found=True)
+            again.load_state(before)
+            assert again.explore(EXPLORES) == found  # what it goes by is in the checkpoint
+            if last < best:
+                assert found["sm2_lr"] >= rates[-1]
+            else:
+                assert found["sm2_held"] == 0.0
+            if found["sm2_held"]:
+                assert found["sm2_lr"] == rates[-1]
+            assert trainer.lr == pytest.approx(found["sm2_lr"])
+            best = min(best, last)
+            rates.append(found["sm2_lr"])
+            held.append(found["sm2_held"])
+    assert 1.0 in held  # the sweep named a smaller rate, and was not followed
+    assert min(rates) < rates[0]  # and was in the end
+
+
+def test_a_kept_rate_that_breaks_the_copy_is_given_up():
+    task = Task(lambda: nn.Linear(8, 1), wandering(), F.mse_loss)
+    with private_randomness():
+        trainer = Trainer(task, {"batch_size": 4}, seed=0, lr_is_found=True)
+        trainer.explore(EXPLORES)
+        trainer.train_epoch()
+        trainer._held["lr"] = 1e20  # as if it had paid so far
+        found = trainer.explore(EXPLORES)
+    assert found["sm2_held"] == 0.0
+    assert found["sm2_lr"] <= 1.0
+    assert math.isfinite(found["loss"])
+
+
+@pytest.mark.parametrize(("size", "steps"), [(30, 8), (6, 10), (2, 24)])
+def test_a_sweep_is_about_an_epoch_long_at_most(size, steps):
+    """Of 60 samples a quarter is explored, of which half is swept: batches are used again, but not without end."""
+    rows = []
+
+    def forward(model, inputs):
+        output = model(inputs)
+        if output.requires_grad:
+            output.register_hook(lambda grad: rows.append(len(grad)))
+        return output
+
+    with private_randomness():
+        task = Task(net, make_data(), F.cross_entropy, forward=forward)
+        trainer = Trainer(task, {"batch_size": size}, seed=0, lr_is_found=True)
+        trainer.explore({"lrs": 20, "lr_range": (1e-5, 1e-3), "fraction": 0.25})
+    tried = -(-15 // size) * size  # at most
+    assert (steps - 1) * size <= sum(rows) <= steps * size + max(tried, size)
 
 
 def test_thorough_training_without_any_learning_rate_is_refused():

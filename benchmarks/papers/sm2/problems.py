@@ -48,18 +48,19 @@ def digits() -> pkt.Data:
     return pkt.Data.split(x, torch.tensor(d.target), val=0.2, seed=0)
 
 
-def series(n: int, *, steps: int = 24, channels: int = 7, seed: int = 0) -> pkt.Data:
+def series(n: int, *, steps: int = 24, channels: int = 7, seed: int = 0, val: int | None = None) -> pkt.Data:
     """A periodic multivariate series (daily and weekly cycles with noise): forecast one channel an hour ahead."""
     g = torch.Generator().manual_seed(seed)
-    length = n + n // 4 + steps + 1
+    val = n // 4 if val is None else val
+    length = n + val + steps + 1
     t = torch.arange(length, dtype=torch.float32)
     phase = torch.rand(channels, generator=g) * 2 * math.pi
     amp = 0.5 + torch.rand(channels, generator=g)
     day = torch.sin(2 * math.pi * t[:, None] / 24 + phase) * amp
     week = torch.sin(2 * math.pi * t[:, None] / 168 + phase.flip(0)) * 0.5
     x = day + week + 0.5 * day.roll(1, 1) * week + 0.2 * torch.randn(length, channels, generator=g)
-    windows = x.unfold(0, steps, 1)[: n + n // 4].transpose(1, 2).contiguous()
-    target = x[steps : steps + n + n // 4, :1]
+    windows = x.unfold(0, steps, 1)[: n + val].transpose(1, 2).contiguous()
+    target = x[steps : steps + n + val, :1]
     return pkt.Data(train=(windows[:n], target[:n]), val=(windows[n:], target[n:]))
 
 

@@ -33,14 +33,14 @@ class SM2(Scheduler):
     Each round explores every configuration that is left for one epoch on a random part of the batches, in
     isolation, which tells its performance, its energy per epoch and its largest stable learning rate; drops the
     worse half by the score of Eq. 2; and trains the others thoroughly at the rate found. The last one
-    left trains on, its learning rate explored anew before every ``final_epochs``, until a stopping rule
-    of the user's ends it: ``max_epochs``, ``patience``, the task's ``target``, the study's budget or its stop
-    rules.
+    left trains on, its learning rate explored anew before every ``final_epochs``, until a stopping rule of the user's
+    ends it: ``max_epochs``, ``patience``, the task's ``target``, the study's budget or its stop rules. A rate that
+    still brings the loss down is kept, where the sweep names a smaller one.
 
     The configurations are ``batch_sizes``; all other hyperparameters come from the study's space and sampler, one
     proposal per batch size, and all start from one seed, so that they differ in nothing else. ``lr`` need not be in
     the space: exploration sets it. An exploratory epoch counts as an epoch of its trial (Fig. 2) and is
-    reported with ``sm2_lr``, ``sm2_stability`` and ``sm2_fraction``.
+    reported with ``sm2_lr``, ``sm2_held``, ``sm2_stability`` and ``sm2_fraction``.
 
     Where the energy of a whole device is measured, configurations run one after another (the paper's way); where
     it is attributed to each, estimated or simulated, side by side. The first exploration runs alone and shows which.
@@ -55,7 +55,8 @@ class SM2(Scheduler):
         thorough_epochs: Epochs of thorough training per round.
         final_epochs: Epochs between two explorations of the last configuration.
         max_epochs: Thorough epochs of the last configuration in all, those of its rounds included.
-        patience: End when so many blocks of ``final_epochs`` in a row brought no improvement; None: never.
+        patience: End when so many blocks of ``final_epochs`` in a row brought no improvement; None: never. After
+            the first such block the learning rate falls, so that 1 ends the training before that could help.
         side_by_side: True or False decides; None: by where the energy comes from.
         sampler: A Sampler for this scheduler; None: the study's.
     """
@@ -72,7 +73,7 @@ class SM2(Scheduler):
         final_epochs: int = 10,
         *,
         max_epochs: int = 100,
-        patience: int | None = 1,
+        patience: int | None = 2,
         side_by_side: bool | None = None,
         sampler: object | None = None,
     ) -> None:

@@ -16,9 +16,10 @@ from penstock.goal import Budget, Goal
 from penstock.plan import Fluid
 from penstock.sample import TPE, Grid, Sampler
 from penstock.schedule import SM2, Full, Scheduler, StopRule
+from penstock.schedule._sm2_work import explores
 from penstock.space import Space
 from penstock.study._defaults import default_scheduler
-from penstock.train import Command
+from penstock.train import Command, Task
 
 
 def check_space(space: Any) -> Space:
@@ -133,10 +134,18 @@ def check_width(planner: Any, executor: Executor) -> None:
 
 def check_command(work: Any, scheduler: Scheduler) -> None:
     """Refuse what only the inside of a training loop could do."""
-    if isinstance(work, Command) and isinstance(scheduler, SM2):
+    if not isinstance(scheduler, SM2):
+        return
+    if isinstance(work, Command):
         raise InvalidInput(
             "SM2 explores learning rates within a training, which a command does not show: give a pk.Task, a function "
             "that reads run.options, or another scheduler."
+        )
+    if not isinstance(work, Task) and not explores(work):
+        name = getattr(work, "__name__", None) or repr(work)
+        raise InvalidInput(
+            f"SM2 explores learning rates within a training, and {name} takes no part in that: give a pk.Task, or read "
+            "run.options in the function and report sm2_lr in the epochs to explore (docs/sm2.md), or use pk.Halving."
         )
 
 

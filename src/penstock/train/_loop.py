@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from penstock.train._task import Task
 
 _TRIES = 3  # learning rates an exploration tries, each a tenth of the one before
+_SWEEP = (
+    8,
+    24,
+)  # steps that a sweep takes where the batches explored are fewer: as many as an epoch has, within these
 _FORWARD = 1 / 3  # of a training step: a backward pass takes twice a forward one
 _FLUSH = 2048  # losses kept as separate tensors before they are joined
 
@@ -180,6 +184,7 @@ class Trainer:
         self.data: Loaded = task.load(self.device)
         self.batch_size = min(task.size_of_batches(self.config), self.data.train.n)
         used: set[str] = set()
+        built = model is None
         if model is None:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
@@ -196,7 +201,7 @@ class Trainer:
         total = task.epochs * self.steps_per_epoch
         self.schedule, self._per_step, taken = task.build_schedule(self.optimizer, self.config, steps=total)
         used |= taken
-        if used:
+        if used and built:  # nobody saw which names the factory of a given model looked at
             _warn_once(task.check_names(config, used, certain=not task.factory_gets_all))
         clip = self.config.get("clip_norm", task.clip_norm)
         self.clip_norm: float | None = None if clip is None else float(clip)
@@ -209,6 +214,7 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
+        self._held: dict[str, float] | None = None  # of the last exploration; None: nothing is explored
 
     def _materialise(self) -> None:
         """Let lazy layers see a batch: an optimizer needs their parameters."""
@@ -280,6 +286,8 @@ class Trainer:
         if self.schedule is not None and not self._per_step:
             self.schedule.step(*([metrics.get("loss", train_loss)] if self._plateau else []))
         metrics.setdefault("loss", train_loss)
+        if self._held is not None:
+            self._held["last"] = metrics["loss"]
         return {**metrics, "train_loss": train_loss}
 
     def _run_steps_saving(
@@ -457,13 +465,16 @@ class Trainer:
         copy trains on the other half at the rate found and is evaluated, which gives the configuration's
         performance. Both copies are thrown away.
 
+        A rate that training still gets better with is kept if the sweep names a smaller one: see ``_pace``.
+
         Args:
             options: ``lrs``, ``lr_range`` and ``fraction`` as in ``pk.SM2``.
 
         Returns:
-            The metrics of the second copy, with ``sm2_lr`` (the rate chosen), ``sm2_stability``, ``sm2_loss``
-            (the sweep's smoothed loss there) and ``sm2_fraction``: its part of the work of an epoch, validation
-            included, so that energy / fraction is the energy of an epoch.
+            The metrics of the second copy, with ``sm2_lr`` (the rate chosen), ``sm2_held`` (1 if it is the one
+            before, kept), ``sm2_stability`` and ``sm2_loss`` (the sweep's, of its own choice) and ``sm2_fraction``:
+            its part of the work of an epoch, validation included, so that energy / fraction is the energy of an
+            epoch.
         """
         from penstock.train._lr_range import sweep
 
@@ -473,19 +484,23 @@ class Trainer:
         self.seed_epoch()
         subset = self.subset(fraction)
         half = max(1, len(subset) // (2 * self.batch_size)) * self.batch_size
-        choice = sweep(self.clone(), lrs=lrs, lr_range=(low, high), order=subset[:half])
+        # Of large batches on little data some are used again, but an exploration must stay cheap beside an epoch.
+        least = min(max(_SWEEP[0], self.steps_per_epoch), _SWEEP[1])
+        choice = sweep(self.clone(), lrs=lrs, lr_range=(low, high), order=subset[:half], least_steps=least)
         rest = subset[half:] if len(subset) > half else subset
         checked = 0 if self.data.val is None else self.data.val.n
         work = choice.steps * self.batch_size + choice.probed * _FORWARD
+        held = self._pace(choice.lr)
         lr, metrics = choice.lr, {"loss": math.nan}
-        for attempt in range(_TRIES):
-            # A rate that breaks the copy would break the model: a tenth of it, and once more.
-            lr = choice.lr / 10**attempt
+        # A rate that breaks the copy would break the model: a tenth of it, and once more.
+        for lr in ([] if held is None else [held]) + [choice.lr / 10**attempt for attempt in range(_TRIES)]:
             metrics = self._try(lr, rest)
             work += len(rest) + checked * _FORWARD
             if all(map(math.isfinite, metrics.values())):
                 break
         self.set_lr(lr)
+        best = metrics["loss"] if self._held is None else min(self._held["best"], self._held["last"])
+        self._held = {"lr": lr, "best": best, "last": math.inf}
         self.epoch += 1
         self.step = 0
         if math.isfinite(choice.loss):
@@ -493,9 +508,23 @@ class Trainer:
         return {
             **metrics,
             "sm2_lr": lr,
-            "sm2_stability": choice.stability if lr == choice.lr else 0.0,
+            "sm2_held": float(lr == held),
+            "sm2_stability": choice.stability if lr >= choice.lr else 0.0,
             "sm2_fraction": work / (self.data.train.n + checked * _FORWARD),
         }
+
+    def _pace(self, swept: float) -> float | None:
+        """The rate trained at since the last exploration, if it is above the sweep's and still pays; else None.
+
+        A sweep over a trained model sees a few steps per rate, and for these a smaller rate is always better: the
+        noise that a larger one keeps up dies away, which would soon be over. Followed each time, the rate falls
+        long before it has done its work. That the loss is lower after the epochs since than it ever was before is
+        the better evidence that their rate is stable; once it is not, the sweep says how far to go down.
+        """
+        held = self._held
+        if held is None or held["lr"] <= swept or not held["last"] < held["best"]:
+            return None
+        return held["lr"]
 
     def _try(self, lr: float, order: Tensor) -> dict[str, float]:
         """Metrics of a copy after training on ``order`` at ``lr``."""
@@ -547,6 +576,7 @@ class Trainer:
             "random": random_state(self.device),
             "losses": torch.cat([loss.reshape(-1) for loss in self._losses]).cpu() if self._losses else None,
             "lr_found": not self._needs_lr,
+            "held": None if self._held is None else dict(self._held),
         }
 
     def fingerprint(self) -> int:
@@ -584,6 +614,8 @@ class Trainer:
         self._losses = [] if losses is None else [losses.to(self.device)]
         self._resume_random = dict(state["random"]) if self.step else None
         self._needs_lr = not state["lr_found"]
+        held = state.get("held")  # not in checkpoints of before
+        self._held = None if held is None else dict(held)
 
 
 def _forward(model: torch.nn.Module, inputs: Any) -> Any:

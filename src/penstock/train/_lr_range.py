@@ -277,7 +277,7 @@ def sweep(
     lr_range: tuple[float, float],
     order: Tensor,
     window: int | None = None,
-    least_steps: int = 24,
+    least_steps: int,
 ) -> LRChoice:
     """Sweep the learning rate on a trainer that is thrown away afterwards.
 
