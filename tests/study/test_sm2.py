@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import pytest
 
@@ -294,6 +295,16 @@ class Looped:
         return run.config
 
 
+class Fitter:
+    """No callable, with two ways to train."""
+
+    def fit(self, run):
+        return run.options
+
+    def other(self, run):
+        return run.config
+
+
 def told(run):
     for _ in run.epochs():
         run.report(loss=1.0, sm2_lr=0.1)
@@ -319,6 +330,20 @@ def test_a_function_that_takes_no_part_in_explorations_is_refused_before_anythin
             study(work)
     for work in (told, functools.partial(told), lambda run: told(run), inner, Looped(True), study().work):
         assert study(work).work is work
+
+    library = types.ModuleType("library")
+    library.explored, library.unexplored = told, untold
+    trainer = Fitter()
+    for work in (
+        lambda run: library.explored(run),
+        lambda run: trainer.fit(run),
+        lambda run: Fitter.fit(trainer, run),
+    ):
+        assert study(work).work is work
+    with pytest.raises(InvalidInput, match="takes no part"):
+        study(lambda run: library.unexplored(run))
+    with pytest.raises(InvalidInput, match="takes no part"):
+        study(lambda run: trainer.other(run))
 
     def late(run):
         return untold(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 _SIGNS = frozenset({"options", "sm2_lr"})
@@ -14,8 +14,8 @@ _MOST = 200  # functions to look into
 def explores(work: Any) -> bool:
     """Whether a training function takes part in explorations: it names ``run.options`` or reports ``sm2_lr``.
 
-    Looks at its code and at that of the functions it names, without calling any. What shows no Python code (a
-    built-in) is given the benefit of the doubt.
+    Looks at its code and at that of the functions, methods and modules' members it names, without calling any. What
+    shows no Python code (a built-in), and what has too much of it to look at, is given the benefit of the doubt.
     """
     waiting = list(_functions(work))
     if not waiting:
@@ -34,8 +34,21 @@ def explores(work: Any) -> bool:
         cells = (cell for cell in function.__closure__ or () if _is_filled(cell))
         known = [function.__globals__[name] for name in names & function.__globals__.keys()]
         known += [cell.cell_contents for cell in cells]
-        waiting += [found for value in known if not isinstance(value, type) for found in _functions(value)]
-    return False
+        waiting += [found for value in known for found in _named(value, names)]
+    return bool(waiting)
+
+
+def _named(value: Any, names: set[str]) -> Iterator[FunctionType]:
+    """The functions a piece of code may call that has this value at hand and uses these names."""
+    if isinstance(value, ModuleType):
+        for member in names & vars(value).keys():
+            yield from _functions(vars(value)[member])
+        return
+    if not isinstance(value, type):
+        yield from _functions(value)
+    kind = value if isinstance(value, type) else type(value)
+    for each in kind.__mro__:
+        yield from (f for name, f in vars(each).items() if name in names and isinstance(f, FunctionType))
 
 
 def _functions(work: Any) -> Iterator[FunctionType]:
