@@ -17,6 +17,7 @@ import argparse
 import csv
 import ctypes
 import importlib.util
+import json
 import math
 import os
 import resource
@@ -412,13 +413,19 @@ def main() -> None:
     data = os.environ.get("PENSTOCK_DATA")
     default = None if data is None else Path(data) / "zeus" / "summary_power_v100.csv"
     parser.add_argument("--trace", type=Path, default=default, help="Zeus's summary_power_v100.csv")
+    parser.add_argument("--save", action="store_true", help="of a single part: put it into the saved results")
     chosen = parser.parse_args()
     if chosen.what in ("optimum", "fit"):
         if chosen.trace is None:
             parser.error("--trace is needed")
         {"optimum": optimum, "fit": fit}[chosen.what](chosen.trace)
     elif chosen.what is not None:
-        {"overhead": overhead, "window": window, "study": study}[chosen.what]()
+        found = {"overhead": overhead, "window": window, "study": study}[chosen.what]()
+        path = _bench.RESULTS / "energy.json"
+        kept = json.loads(path.read_text())["results"] if chosen.save and path.exists() else {}
+        if chosen.save:  # the other parts stay as they were measured
+            command = f"python benchmarks/energy.py {chosen.what} --save; the rest: make bench-energy"
+            _bench.save("energy", command, kept | {chosen.what: found}, ("nvidia-ml-py",))
     else:
         results = {"study": study(), "window": window(), "overhead": overhead()}
         if chosen.trace is not None:

@@ -860,17 +860,29 @@ def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:
         ) from error
 
 
+_looked_at = 0  # objects that there were before the first study, or that our last full collection left
+
+
 @contextlib.contextmanager
 def _old_objects_set_aside() -> Iterator[None]:
     """Spare the garbage collector what is there already, torch above all, while a study makes many objects of its own.
 
-    A full collection of a large heap takes a tenth of a second, in which workers wait. Whoever has frozen objects
-    decides for themselves.
+    A full collection of a large heap takes a tenth of a second, in which workers wait. What is set aside and given back
+    does not count as new for the collector, which would never look at the studies before this one: like it, we look
+    at everything once there is a quarter more of it. Whoever has frozen objects decides for themselves.
     """
+    global _looked_at
     if gc.get_freeze_count():
         yield
         return
     gc.freeze()
+    if not _looked_at:
+        _looked_at = gc.get_freeze_count()
+    elif gc.get_freeze_count() > 1.25 * _looked_at:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        _looked_at = gc.get_freeze_count()
     try:
         yield
     finally:
