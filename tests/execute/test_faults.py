@@ -100,7 +100,8 @@ def test_killed_workers_lose_nothing(make: Callable[..., Drive], tmp_path: Path,
         begun = [int(line) for line in (folder / str(trial)).read_text().split()]
         assert sorted(set(begun)) == list(range(epochs))
         again += len(begun) - epochs
-    assert again <= kills  # a kill costs at most the epoch it fell into
+    # A kill costs at most the epoch it fell into, and the one before if its checkpoint was still being written.
+    assert again <= 2 * kills
     assert sum(drive.tries.values()) <= kills
     assert all(event.lost for event in drive.events if isinstance(event, Ended) and event.status == "failed")
 
