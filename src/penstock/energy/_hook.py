@@ -317,9 +317,7 @@ def make_meter(
     if limits is None:
         first = meter.sensors[0]
         if len(meter.sensors) == 1 and isinstance(first, EstimateSensor) and not first.resolution_s:
-            hook = _hooks[key] = SoloMeter(
-                first
-            )  # a worker has one trial at a time, and it keeps nothing of it
+            hook = _hooks[key] = SoloMeter(first)  # one trial at a time, of which it keeps nothing
             return hook
         return EpochMeter(meter, fraction=fraction)
     return EpochMeter(meter, fraction=fraction, limiter=_limiter(meter, limits, batch_size))

@@ -25,6 +25,7 @@ from penstock.core import (
 from penstock.core.errors import ExecutorError
 from penstock.core.measurement import measurement
 from penstock.execute import Executor, Job, Launch
+from penstock.execute._wire import spec_of
 from penstock.train._checkpoint import Report
 from penstock.train._worker import Settings, Spec, execute
 
@@ -135,7 +136,7 @@ class Inline(Executor):
 
     def _run(self, launch: Launch, number: int) -> None:
         placement, segment = launch.placement, launch.placement.segments[number]
-        trial, copied = segment.trial, segment.copy_from
+        trial = segment.trial
         sink = _Sink(self, trial.id)
         told = self._stops.get(trial.id)
         if told is not None:  # before it started
@@ -143,19 +144,8 @@ class Inline(Executor):
             ended = Ended(self._clock.now_s(), trial.id, status, launch.known[number], told[0], kept=told[1])
             self._events.put(ended)
             return
-        spec = Spec(
-            trial.id,
-            dict(trial.config),
-            trial.seed,
-            segment.start,
-            segment.until,
-            segment.last,
-            None if copied is None else (copied.trial, copied.epoch),
-            launch.checkpoints[number],
-            launch.known[number],
-            placement.attempt,
-            segment.options,
-        )
+        known, path = launch.known[number], launch.checkpoints[number]
+        spec = Spec(*spec_of(segment, path, known, placement.attempt))
         assert self._settings is not None
         start = segment.start
         self._events.put(
