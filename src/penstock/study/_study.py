@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -860,7 +861,8 @@ def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:
         ) from error
 
 
-_looked_at = 0  # objects that there were before the first study, or that our last full collection left
+_looked_at = 0  # blocks of memory that there were before the first study, or that our last full collection left
+_set_aside = False
 
 
 @contextlib.contextmanager
@@ -871,19 +873,20 @@ def _old_objects_set_aside() -> Iterator[None]:
     does not count as new for the collector, which would never look at the studies before this one: like it, we look
     at everything once there is a quarter more of it. Whoever has frozen objects decides for themselves.
     """
-    global _looked_at
-    if gc.get_freeze_count():
+    global _looked_at, _set_aside
+    if _set_aside or gc.get_freeze_count():  # which counts one by one: slow unless there are none
         yield
         return
-    gc.freeze()
+    blocks = sys.getallocatedblocks()
     if not _looked_at:
-        _looked_at = gc.get_freeze_count()
-    elif gc.get_freeze_count() > 1.25 * _looked_at:
-        gc.unfreeze()
+        _looked_at = blocks
+    elif blocks > 1.25 * _looked_at:
         gc.collect()
-        gc.freeze()
-        _looked_at = gc.get_freeze_count()
+        _looked_at = sys.getallocatedblocks()
+    gc.freeze()
+    _set_aside = True
     try:
         yield
     finally:
         gc.unfreeze()
+        _set_aside = False

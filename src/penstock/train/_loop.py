@@ -23,7 +23,9 @@ from torch import Tensor
 
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
+from penstock.train._layout import lay_out
 from penstock.train._loader import Loaded, Source, derive, order_of
+from penstock.train._seeding import seed_torch
 
 if TYPE_CHECKING:
     from penstock.train._elastic import Crew
@@ -356,6 +358,7 @@ class Trainer:
         for number, batch in enumerate(batches):
             if number == 0:
                 self._check_loss(batch, forward)
+                lay_out(self, batch, forward)
             yield batch
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
@@ -715,7 +718,7 @@ def _warn_once(text: str | None) -> None:
 
 def seed_everything(seed: int) -> None:
     """Seed torch, Python and (if it is in use) numpy."""
-    torch.manual_seed(seed)
+    seed_torch(torch, seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)

@@ -36,9 +36,27 @@ def _sow_numpy(numpy: Any, seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+def seed_torch(torch: Any, seed: int) -> None:
+    """``torch.manual_seed``, without what it does for accelerators where there are none.
+
+    For each kind that is not initialised it notes down the whole stack, which takes a millisecond and more.
+    """
+    if _has_accelerator(torch):
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _has_accelerator(torch: Any) -> bool:
+    """Asked each time: a worker may be given its GPUs after it was started."""
+    if hasattr(torch, "accelerator"):
+        return bool(torch.accelerator.is_available())
+    return True  # before 2.6 nobody knows for all kinds
+
+
 def _sow_torch(torch: Any, seed: int) -> None:
     if hasattr(torch, "manual_seed"):
-        torch.manual_seed(seed % 2**63)
+        seed_torch(torch, seed % 2**63)
 
 
 _SOWERS: dict[str, Callable[[Any, int], None]] = {"numpy": _sow_numpy, "torch": _sow_torch}
