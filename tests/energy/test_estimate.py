@@ -76,7 +76,10 @@ def test_descendants_are_those_psutil_finds():
     me = psutil.Process()
     try:
         deadline = time.monotonic() + 20
-        while not all(psutil.Process(child.pid).children() for child in children) and time.monotonic() < deadline:
+        while (
+            not all(psutil.Process(child.pid).children() for child in children)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         found: set[int] = set()
         while time.monotonic() < deadline:  # What else this process started may come or go between two looks.

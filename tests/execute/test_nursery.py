@@ -54,6 +54,50 @@ def test_workers_are_children_of_one_process_that_has_torch_already():
     assert told(again, "parent") == told(found, "parent")
 
 
+WITHOUT = """
+import os, sys
+import penstock as pk
+
+def train(run):
+    had_torch = "torch._dynamo" in sys.modules
+    import {module}
+    for _ in run.epochs():
+        run.report(loss=0.0, had_torch=had_torch, parent=os.getppid())
+
+found = pk.Study(
+    train, pk.Space(x=pk.Float(0, 1)), minimize="loss",
+    scheduler=pk.Full(trials=1, epochs=1), executor=pk.Local(slots=1), store=False,
+).run()
+(record,) = found.trials
+told = record.reports[-1].metrics
+print("torch" in sys.modules, bool(told["had_torch"]), told["parent"] == os.getpid())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"), [("torch.nn.functional", "False True False"), ("json", "False False True")]
+)
+def test_a_function_that_imports_torch_itself_finds_it_there(module, expected, tmp_path):
+    """The driver has none; a function without torch has nothing to wait for."""
+    script = tmp_path / "without.py"
+    script.write_text(WITHOUT.format(module=module))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def test_a_nursery_imports_later_what_a_later_study_needs(monkeypatch):
+    nursery = _nursery.Nursery({**os.environ, "OMP_NUM_THREADS": "1"}, ("json",))
+    try:
+        assert nursery.import_too(("json",))
+        assert nursery.import_too(("json", "colorsys"))
+        assert nursery._modules == {"json", "colorsys"}
+        nursery._process.kill()
+        nursery._process.wait()
+        assert not nursery.usable
+    finally:
+        nursery.end()
+
+
 def test_it_can_be_forbidden(monkeypatch):
     monkeypatch.setenv("PENSTOCK_NURSERY", "0")
     assert set(told(study(family), "parent")) == {os.getpid()}

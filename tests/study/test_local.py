@@ -248,7 +248,7 @@ MANY = textwrap.dedent(
 
 
 def test_studies_one_after_another_leave_their_driver_small(tmp_path):
-    """What a study leaves in cycles is collected once there is a quarter more of everything: never left for good."""
+    """What a study leaves in cycles is collected once there is a good deal more of everything: never left for good."""
     script = tmp_path / "many.py"
     script.write_text(MANY)
     done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)

@@ -75,6 +75,9 @@ class Executor(ABC):
     def clock(self) -> Clock:
         """The clock its events are stamped with."""
 
+    def prepare(self, work: Any) -> None:  # noqa: B027
+        """Begin with what takes time and needs nothing but the work: ``open`` follows soon. Returns at once."""
+
     @abstractmethod
     def open(self, job: Job) -> None:
         """Make ready to run ``job``'s trials; check that it can be shipped to workers.

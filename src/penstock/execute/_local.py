@@ -41,7 +41,7 @@ from penstock.execute._bubbles import in_bubble, lent_devices, lent_now
 from penstock.execute._child import Child, how, start_child, thread_environment
 from penstock.execute._machine import usable_cores, visible_gpus
 from penstock.execute._mps import Mps
-from penstock.execute._nursery import Forked, drop, nursery_for
+from penstock.execute._nursery import Forked, drop, imports_torch, nursery_for
 from penstock.execute._pool import Pool, usual_folder
 from penstock.execute._ship import check_config, pack
 from penstock.execute._wire import (
@@ -183,6 +183,7 @@ class Local(Executor):
         self._job: Job | None = None
         self._devices: dict[str, Device] | None = None
         self._visible: dict[str, str] = {}
+        self._torch = False
         self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -287,13 +288,20 @@ class Local(Executor):
 
     # -- opening and closing ----------------------------------------------------------------------------
 
+    def prepare(self, work: Any) -> None:
+        """Let the process that workers are forked from begin with its imports."""
+        self._torch = imports_torch(work)
+        each = {device.cores * self.slots_per_trial for device in self._machine().values()}
+        for threads in {max(1, int(cores + _EPSILON)) for cores in each}:
+            nursery_for(thread_environment(threads), torch=self._torch)
+
     def open(self, job: Job) -> None:
         """Pack the work; workers start when there is something to run."""
         if self._job is not None:
             raise ExecutorError("This executor is open already: one executor serves one study at a time.")
         if not sys.executable or not hasattr(socket, "socketpair") or not hasattr(os, "fork"):
             raise Unsupported("Local needs a Python interpreter on Linux or macOS.")
-        self._machine()
+        self.prepare(job.work)
         work = pack(job.work)
         try:
             cwd = os.getcwd()
@@ -596,7 +604,11 @@ class Local(Executor):
         files = (self._blob.fileno(), self._board_file.fileno())
         try:
             child = start_child(
-                environment, log, files, index, fork=functools.partial(_forked, environment, index)
+                environment,
+                log,
+                files,
+                index,
+                fork=functools.partial(_forked, environment, self._torch, index),
             )
         except OSError as error:
             raise ExecutorError(f"A worker process can't be started: {error}.") from error
@@ -1114,10 +1126,12 @@ def _scratch_file() -> Iterator[IO[bytes]]:
         yield file
 
 
-def _forked(environment: Mapping[str, str], index: int, log: int, fds: Sequence[int]) -> Forked | None:
+def _forked(
+    environment: Mapping[str, str], torch: bool, index: int, log: int, fds: Sequence[int]
+) -> Forked | None:
     """A worker out of the nursery; None if it takes a new interpreter."""
     for _ in range(2):  # one that just ended, having waited long enough, is replaced
-        nursery = nursery_for(environment)
+        nursery = nursery_for(environment, torch=torch)
         if nursery is None:
             return None
         try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dis
+import functools
 import os
 import pickle
 import select
@@ -17,18 +19,24 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
+from types import CodeType
+from typing import Any, final
 
 from penstock.train._nursery import FORK, HEADER, REAP, REPLY, SETUP
 
 _READY_S = 120.0
-_HEAVY = ("torch",)
 _LIGHT = (
     "penstock.train._process",
     "penstock.energy",
     "cloudpickle",
     "psutil",
 )  # what a worker imports in any case
+_HEAVY = (
+    "torch",
+    "torch._dynamo",  # which the first optimizer imports, and takes as long for as torch itself
+    *_LIGHT,
+    "penstock.train._fused_worker",
+)
 # Read when libraries are loaded: nurseries started under other values are not used.
 _LOAD_PREFIXES = (
     "LD_",
@@ -109,14 +117,29 @@ class Nursery:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._out_of_step = False  # an exchange was broken off
-        path = [os.path.abspath(entry) if entry == "" else entry for entry in sys.path]
-        self._send(SETUP, pickle.dumps((path, list(modules))))
-        self._set_up = False
+        self._modules: set[str] = set()
+        self._awaited = 0  # answers to what it was told to import
+        self.import_too(modules)
 
     @property
     def usable(self) -> bool:
         """Whether it lives, and is this process's own."""
         return self._owner == os.getpid() and not self._out_of_step and self._process.poll() is None
+
+    def import_too(self, modules: Sequence[str]) -> bool:
+        """Let it begin to import what it lacks; False where it has ended."""
+        with self._lock:
+            more = [name for name in modules if name not in self._modules]
+            if not more or self._out_of_step:
+                return not more
+            path = [os.path.abspath(entry) if entry == "" else entry for entry in sys.path]
+            try:
+                self._send(SETUP, pickle.dumps((path, more)))
+            except OSError:
+                return False
+            self._modules.update(more)
+            self._awaited += 1
+        return True
 
     def fork(
         self, environment: Mapping[str, str], log: int, fds: Sequence[int], numbers: Sequence[int]
@@ -151,9 +174,9 @@ class Nursery:
             if self._out_of_step:
                 raise ConnectionError("The process that forks workers no longer answers.")
             self._out_of_step = True  # until the answer is there
-            if not self._set_up:
+            while self._awaited:
                 self._receive()
-                self._set_up = True
+                self._awaited -= 1
             self._send(kind, body, fds)
             answer = self._receive()
             self._out_of_step = False
@@ -181,15 +204,32 @@ _nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
 _guard = threading.Lock()
 
 
-def nursery_for(environment: Mapping[str, str]) -> Nursery | None:
+def imports_torch(work: Any) -> bool:
+    """Whether workers need torch: the driver has it, or a training function imports it once it is called."""
+    if "torch" in sys.modules:
+        return True
+    while isinstance(work, functools.partial):
+        work = work.func
+    code = getattr(work, "__code__", None)
+    waiting = [code] if isinstance(code, CodeType) else []
+    while waiting:
+        code = waiting.pop()
+        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname == "IMPORT_NAME" and str(step.argval).split(".")[0] == "torch":
+                return True
+    return False
+
+
+def nursery_for(environment: Mapping[str, str], *, torch: bool) -> Nursery | None:
     """The nursery for workers of an environment; None where a new interpreter is as good or the only way.
 
-    That is: where the driver itself has not imported torch, unless ``PENSTOCK_NURSERY=1`` asks for it all the same
-    (workers that die often start again in milliseconds); on systems other than Linux, whose libraries don't all
-    survive a fork; where ``PENSTOCK_NURSERY=0`` forbids it.
+    That is: where nobody needs torch, unless ``PENSTOCK_NURSERY=1`` asks for one all the same (workers that die often
+    start again in milliseconds); on systems other than Linux, whose libraries don't all survive a fork; where
+    ``PENSTOCK_NURSERY=0`` forbids it.
     """
     asked = environment.get("PENSTOCK_NURSERY")
-    modules = [name for name in _HEAVY if name in sys.modules] or (list(_LIGHT) if asked == "1" else [])
+    modules = _HEAVY if torch else _LIGHT if asked == "1" else ()
     if not modules or sys.platform != "linux" or asked == "0":
         return None
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
@@ -208,7 +248,7 @@ def nursery_for(environment: Mapping[str, str]) -> Nursery | None:
                 found = _nurseries[key] = Nursery(environment, modules)
             except OSError:
                 return None
-    return found
+    return found if found.import_too(modules) else None
 
 
 @atexit.register

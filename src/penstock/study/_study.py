@@ -351,6 +351,7 @@ class Study:
                 f"{self.work!r} can't be simulated: only running it would tell its metrics. Simulate a training "
                 "function, or run the command on pk.Local()."
             )
+        self.executor.prepare(self.work)
         shown = open_view(view, jsonl)
         store = self._open()
         try:
@@ -861,7 +862,9 @@ def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:
         ) from error
 
 
-_looked_at = 0  # blocks of memory that there were before the first study, or that our last full collection left
+_looked_at = (
+    0  # blocks of memory that there were before the first study, or that our last full collection left
+)
 _set_aside = False
 
 
@@ -871,7 +874,7 @@ def _old_objects_set_aside() -> Iterator[None]:
 
     A full collection of a large heap takes a tenth of a second, in which workers wait. What is set aside and given back
     does not count as new for the collector, which would never look at the studies before this one: like it, we look
-    at everything once there is a quarter more of it. Whoever has frozen objects decides for themselves.
+    at everything once there is a good deal more of it. Whoever has frozen objects decides for themselves.
     """
     global _looked_at, _set_aside
     if _set_aside or gc.get_freeze_count():  # which counts one by one: slow unless there are none
@@ -880,7 +883,7 @@ def _old_objects_set_aside() -> Iterator[None]:
     blocks = sys.getallocatedblocks()
     if not _looked_at:
         _looked_at = blocks
-    elif blocks > 1.25 * _looked_at:
+    elif blocks > 1.15 * _looked_at:
         gc.collect()
         _looked_at = sys.getallocatedblocks()
     gc.freeze()

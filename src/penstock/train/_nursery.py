@@ -27,7 +27,7 @@ REPLY = struct.Struct("<q")
 SETUP, FORK, REAP = b"I", b"F", b"W"
 MAX_FDS = 8
 _LOOK_S = 5.0  # a process the driver forked may keep the socket open after its death
-IDLE_S = 30.0
+IDLE_S = 300.0
 """A nursery without workers ends after this time; the next study that needs one starts another."""
 
 
