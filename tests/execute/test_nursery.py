@@ -59,10 +59,10 @@ import os, sys
 import penstock as pk
 
 def train(run):
-    had_torch = "torch._dynamo" in sys.modules
+    had_torch, had_compiler = "torch" in sys.modules, "torch._dynamo" in sys.modules
     import {module}
     for _ in run.epochs():
-        run.report(loss=0.0, had_torch=had_torch, parent=os.getppid())
+        run.report(loss=0.0, had_torch=had_torch, had_compiler=had_compiler, parent=os.getppid())
 
 found = pk.Study(
     train, pk.Space(x=pk.Float(0, 1)), minimize="loss",
@@ -70,12 +70,18 @@ found = pk.Study(
 ).run()
 (record,) = found.trials
 told = record.reports[-1].metrics
-print("torch" in sys.modules, bool(told["had_torch"]), told["parent"] == os.getpid())
+had = [name for name in ("torch", "compiler") if told["had_" + name]]
+print("torch" in sys.modules, had, told["parent"] == os.getpid())
 """
 
 
 @pytest.mark.parametrize(
-    ("module", "expected"), [("torch.nn.functional", "False True False"), ("json", "False False True")]
+    ("module", "expected"),
+    [
+        ("json", "False [] True"),
+        ("torch.nn.functional", "False ['torch'] False"),
+        ("torch; torch.optim.SGD", "False ['torch', 'compiler'] False"),
+    ],
 )
 def test_a_function_that_imports_torch_itself_finds_it_there(module, expected, tmp_path):
     """The driver has none; a function without torch has nothing to wait for."""

@@ -41,7 +41,7 @@ from penstock.execute._bubbles import in_bubble, lent_devices, lent_now
 from penstock.execute._child import Child, how, start_child, thread_environment
 from penstock.execute._machine import usable_cores, visible_gpus
 from penstock.execute._mps import Mps
-from penstock.execute._nursery import Forked, drop, imports_torch, nursery_for
+from penstock.execute._nursery import Forked, drop, needs, nursery_for
 from penstock.execute._pool import Pool, usual_folder
 from penstock.execute._ship import check_config, pack
 from penstock.execute._wire import (
@@ -183,7 +183,7 @@ class Local(Executor):
         self._job: Job | None = None
         self._devices: dict[str, Device] | None = None
         self._visible: dict[str, str] = {}
-        self._torch = False
+        self._modules: tuple[str, ...] = ()
         self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -290,10 +290,10 @@ class Local(Executor):
 
     def prepare(self, work: Any) -> None:
         """Let the process that workers are forked from begin with its imports."""
-        self._torch = imports_torch(work)
+        self._modules = needs(work)
         each = {device.cores * self.slots_per_trial for device in self._machine().values()}
         for threads in {max(1, int(cores + _EPSILON)) for cores in each}:
-            nursery_for(thread_environment(threads), torch=self._torch)
+            nursery_for(thread_environment(threads), self._modules)
 
     def open(self, job: Job) -> None:
         """Pack the work; workers start when there is something to run."""
@@ -608,7 +608,7 @@ class Local(Executor):
                 log,
                 files,
                 index,
-                fork=functools.partial(_forked, environment, self._torch, index),
+                fork=functools.partial(_forked, environment, self._modules, index),
             )
         except OSError as error:
             raise ExecutorError(f"A worker process can't be started: {error}.") from error
@@ -1127,11 +1127,11 @@ def _scratch_file() -> Iterator[IO[bytes]]:
 
 
 def _forked(
-    environment: Mapping[str, str], torch: bool, index: int, log: int, fds: Sequence[int]
+    environment: Mapping[str, str], modules: Sequence[str], index: int, log: int, fds: Sequence[int]
 ) -> Forked | None:
     """A worker out of the nursery; None if it takes a new interpreter."""
     for _ in range(2):  # one that just ended, having waited long enough, is replaced
-        nursery = nursery_for(environment, torch=torch)
+        nursery = nursery_for(environment, modules)
         if nursery is None:
             return None
         try:

@@ -31,12 +31,9 @@ _LIGHT = (
     "cloudpickle",
     "psutil",
 )  # what a worker imports in any case
-_HEAVY = (
-    "torch",
-    "torch._dynamo",  # which the first optimizer imports, and takes as long for as torch itself
-    *_LIGHT,
-    "penstock.train._fused_worker",
-)
+_OPTIMIZERS = ("torch._dynamo", "penstock.train._fused_worker")
+"""The first optimizer a process makes imports torch's compiler, which takes longer than torch itself."""
+_SIGNS = {"optim", "manual_seed", "prepare"}
 # Read when libraries are loaded: nurseries started under other values are not used.
 _LOAD_PREFIXES = (
     "LD_",
@@ -204,32 +201,37 @@ _nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
 _guard = threading.Lock()
 
 
-def imports_torch(work: Any) -> bool:
-    """Whether workers need torch: the driver has it, or a training function imports it once it is called."""
-    if "torch" in sys.modules:
-        return True
+def needs(work: Any) -> tuple[str, ...]:
+    """Heavy modules that workers will import for a Task or a training function; what its code names tells."""
+    from penstock.train._task import Task
+
+    if isinstance(work, Task):
+        return ("torch", *_LIGHT, *_OPTIMIZERS)
     while isinstance(work, functools.partial):
         work = work.func
     code = getattr(work, "__code__", None)
     waiting = [code] if isinstance(code, CodeType) else []
+    imported, names = set(sys.modules), set[str]()
     while waiting:
         code = waiting.pop()
         waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for step in dis.get_instructions(code):
-            if step.opname == "IMPORT_NAME" and str(step.argval).split(".")[0] == "torch":
-                return True
-    return False
+        names.update(code.co_names)
+        steps = (step for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME")
+        imported.update(str(step.argval).split(".")[0] for step in steps)
+    if "torch" not in imported:
+        return ()
+    return ("torch", *_LIGHT, *(_OPTIMIZERS if names & _SIGNS else ()))
 
 
-def nursery_for(environment: Mapping[str, str], *, torch: bool) -> Nursery | None:
+def nursery_for(environment: Mapping[str, str], modules: Sequence[str]) -> Nursery | None:
     """The nursery for workers of an environment; None where a new interpreter is as good or the only way.
 
-    That is: where nobody needs torch, unless ``PENSTOCK_NURSERY=1`` asks for one all the same (workers that die often
-    start again in milliseconds); on systems other than Linux, whose libraries don't all survive a fork; where
+    That is: where nobody needs heavy ``modules``, unless ``PENSTOCK_NURSERY=1`` asks for one all the same (workers that
+    die often start again in milliseconds); on systems other than Linux, whose libraries don't all survive a fork; where
     ``PENSTOCK_NURSERY=0`` forbids it.
     """
     asked = environment.get("PENSTOCK_NURSERY")
-    modules = _HEAVY if torch else _LIGHT if asked == "1" else ()
+    modules = modules or (_LIGHT if asked == "1" else ())
     if not modules or sys.platform != "linux" or asked == "0":
         return None
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
