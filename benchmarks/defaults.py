@@ -3,8 +3,11 @@
 Run with: python benchmarks/defaults.py digits|fashion|characters [--seeds 5] [--seconds 20] [--data FOLDER]
 
 Each contender gets the same network, data, optimizer, epochs, space, seconds and both cores, one after another, seed by
-seed. The quality is the best validation accuracy of any epoch so far; the quality they are timed to is the worst of
-their final ones, so that all reach it; who has reported nothing when the time is up counts with that time. Penstock:
+seed. The quality is the best validation accuracy of any epoch so far; Penstock and a peer are timed to the worse of
+their two final ones, so that both reach it; who has reported nothing when the time is up counts with that time. The
+data are in memory before the clock starts (for Ray Tune in its object store), and all run in one process: what a
+contender keeps for its next study (imports, Ray's workers, the process that Penstock forks its workers from) stays, so
+that of the seeds the first is a cold start. Penstock:
 ``pk.Study(task, space, maximize="accuracy").run()``. Optuna: ``study.optimize(objective)`` with reports after every
 epoch, so that its default pruner works. Ray Tune: ``Tuner.fit()`` with a report after every epoch; starting Ray itself
 is not counted. Time begins with the call and ends at the report.
@@ -42,12 +45,16 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fa
 EPOCHS = 9
 
 
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Inputs and targets to train on, and to validate with."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A task as all contenders get it."""
 
     network: Callable[..., nn.Module]
-    data: Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+    data: Callable[[], Tensors]
     optimizer: type[torch.optim.Optimizer]
     low: float
     high: float
@@ -61,7 +68,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 # --- the three tasks ---------------------------------------------------------------------------------------------
 
 
-def digits() -> tuple[torch.Tensor, ...]:
+def digits() -> Tensors:
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -80,7 +87,7 @@ def _idx(path: Path, head: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(gzip.open(path).read()[head:]), dtype=torch.uint8)
 
 
-def fashion() -> tuple[torch.Tensor, ...]:
+def fashion() -> Tensors:
     folder = Path(os.environ.get("PENSTOCK_FASHION_MNIST", FASHION))
     x = _idx(folder / "train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28).float() / 255
     y = _idx(folder / "train-labels-idx1-ubyte.gz", 8).long()
@@ -98,7 +105,7 @@ def cnn(**_: Any) -> nn.Module:
     )
 
 
-def characters() -> tuple[torch.Tensor, ...]:
+def characters() -> Tensors:
     """Python's own help texts, to be continued letter by letter."""
     from pydoc_data.topics import topics
 
@@ -169,17 +176,14 @@ class Curve:
         return min((at for at, value in self.points if value >= quality), default=self.seconds)
 
 
-def penstock(problem: Problem, seed: int, seconds: float) -> Curve:
+def penstock(problem: Problem, data: Tensors, seed: int, seconds: float) -> Curve:
     """With nothing but the goal. The clock ends it, from outside: a default study has its own end."""
 
-    def data() -> pk.Data:
-        x, y, v, w = problem.data()
-        return pk.Data((x, y), (v, w))
-
+    x, y, v, w = data
     first = "momentum" if problem.optimizer is torch.optim.SGD else "beta1"
     task = pk.Task(
         problem.network,
-        data,
+        pk.Data((x, y), (v, w)),
         problem.loss,
         metrics={"accuracy": accuracy},
         optimizer=problem.optimizer,
@@ -224,10 +228,16 @@ class _Listener(View):
         pass
 
 
-def loop(problem: Problem, config: dict[str, float], seed: int, report: Callable[[int, float], None]) -> None:
+def loop(
+    problem: Problem,
+    data: Tensors,
+    config: dict[str, float],
+    seed: int,
+    report: Callable[[int, float], None],
+) -> None:
     """A plain training, as one writes it: the one of the peers."""
     torch.manual_seed(seed)
-    x, y, v, w = problem.data()
+    x, y, v, w = data
     model = problem.network()
     if problem.optimizer is torch.optim.SGD:
         optimizer = problem.optimizer(model.parameters(), lr=config["lr"], momentum=config["other"])
@@ -244,7 +254,7 @@ def loop(problem: Problem, config: dict[str, float], seed: int, report: Callable
             report(epoch, float(accuracy(model(v), w)))
 
 
-def optuna(problem: Problem, seed: int, seconds: float) -> Curve:
+def optuna(problem: Problem, data: Tensors, seed: int, seconds: float) -> Curve:
     """One after another, as by default; torch uses both cores."""
     import optuna as library
 
@@ -269,7 +279,7 @@ def optuna(problem: Problem, seed: int, seconds: float) -> Curve:
             if time.perf_counter() - begun_s > seconds:
                 raise library.TrialPruned
 
-        loop(problem, config, seed, report)
+        loop(problem, data, config, seed, report)
         return best
 
     sampler = library.samplers.TPESampler(seed=seed)  # the default, with a seed
@@ -279,7 +289,7 @@ def optuna(problem: Problem, seed: int, seconds: float) -> Curve:
     return curve
 
 
-def tune(problem: Problem, seed: int, seconds: float) -> Curve:
+def tune(problem: Problem, data: Tensors, seed: int, seconds: float) -> Curve:
     """As many trials at once as there are cores, as by default."""
     import ray
     from ray import tune as library
@@ -287,9 +297,10 @@ def tune(problem: Problem, seed: int, seconds: float) -> Curve:
 
     curve = Curve([], seconds)
     begun_s = 0.0
+    stored = ray.put(data)
 
     def trainable(config: dict[str, float]) -> None:
-        loop(problem, config, seed, lambda _, value: library.report({"accuracy": value}))
+        loop(problem, ray.get(stored), config, seed, lambda _, value: library.report({"accuracy": value}))
 
     class Watch(Callback):
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any) -> None:
@@ -316,7 +327,6 @@ def tune(problem: Problem, seed: int, seconds: float) -> Curve:
                 f"    ray tune has no report: {str(results.errors[0]).strip().splitlines()[-1]}", flush=True
             )
         curve.trials = len(results)
-    del ray
     return curve
 
 
@@ -332,7 +342,7 @@ def main() -> None:
         os.environ["PENSTOCK_FASHION_MNIST"] = str(options.data)
     warnings.filterwarnings("ignore")
     problem = PROBLEMS[options.problem]
-    contenders: dict[str, Callable[[Problem, int, float], Curve]] = {
+    contenders: dict[str, Callable[[Problem, Tensors, int, float], Curve]] = {
         "penstock": penstock,
         "optuna": optuna,
         "ray tune": tune,
@@ -346,36 +356,40 @@ def main() -> None:
         # Its workers find this file's modules, too.
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    problem.data()
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    data = problem.data()
     finals: dict[str, list[float]] = {name: [] for name in contenders}
     trials: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}  # ours and theirs
     for seed in range(options.seeds):
-        curves = {name: run(problem, seed, options.seconds) for name, run in contenders.items()}
-        quality = min((curve.final for curve in curves.values() if curve.points), default=0.0)
+        curves = {name: run(problem, data, seed, options.seconds) for name, run in contenders.items()}
         for name, curve in curves.items():
-            times[name].append(curve.time_to(quality))
             finals[name].append(curve.final)
             trials[name].append(float(curve.trials))
-            print(
-                f"  seed {seed}: {name} {curve.time_to(quality):.2f} s to {quality:.4f}, final {curve.final:.4f}, "
-                f"{curve.trials} trials, {len(curve.points)} epochs",
-                flush=True,
+            told = (
+                f"  seed {seed}: {name} {curve.final:.4f}, {curve.trials} trials, {len(curve.points)} epochs"
             )
+            if name != "penstock" and "penstock" in curves:
+                ours = curves["penstock"]
+                quality = min(each.final for each in (ours, curve) if each.points)
+                seconds[name].append((ours.time_to(quality), curve.time_to(quality)))
+                told += (
+                    f"; {quality:.4f} after {seconds[name][-1][1]:.2f} s, ours {seconds[name][-1][0]:.2f} s"
+                )
+            print(told, flush=True)
     result: dict[str, Any] = {
-        name: {"seconds": spread(times[name]), "final": spread(finals[name]), "trials": spread(trials[name])}
-        for name in contenders
+        name: {"final": spread(finals[name]), "trials": spread(trials[name])} for name in contenders
     }
-    ours = statistics.median(times["penstock"]) if "penstock" in times else float("nan")
-    for name in contenders:
-        print(
-            f"{name}: {statistics.median(times[name]):.2f} s, {statistics.median(times[name]) / ours:.2f}x ours"
-        )
+    for name, pairs in seconds.items():
+        if pairs:
+            ours_s, theirs_s = zip(*pairs, strict=True)
+            result[name] |= {"seconds": spread(theirs_s), "penstock_seconds": spread(ours_s)}
+            medians = statistics.median(theirs_s), statistics.median(ours_s)
+            print(f"{name}: {medians[0]:.2f} s, ours {medians[1]:.2f} s to the same quality")
     if not options.only:
         result["faster"] = {
-            name: spread([theirs / mine for theirs, mine in zip(times[name], times["penstock"], strict=True)])
-            for name in contenders
-            if name != "penstock"
+            name: spread([theirs / mine for mine, theirs in pairs])
+            for name, pairs in seconds.items()
+            if pairs
         }
         given = f"{options.problem} --seeds {options.seeds} --seconds {options.seconds:g}"
         command = f"python benchmarks/defaults.py {given}"
