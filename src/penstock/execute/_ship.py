@@ -44,8 +44,12 @@ def dumps(value: Any) -> bytes:
 
     cloudpickle takes a function that says ``torch.distributed`` and, anywhere, ``config`` to use the module
     ``torch.distributed.config``, which is of such a class, and fails.
+
+    A tensor that is a view (``x[:2000]``) goes alone: torch would pickle all of the tensor it is a view of with it.
     """
     import cloudpickle
+
+    torch: Any = sys.modules.get("torch")
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
@@ -53,11 +57,19 @@ def dumps(value: Any) -> bytes:
                 name = obj.__name__
                 if sys.modules.get(name) is obj:
                     return importlib.import_module, (name,)
+            if torch is not None and type(obj) is torch.Tensor and _is_part(obj, torch):
+                return obj.detach().clone().__reduce_ex__(5)
             return super().reducer_override(obj)
 
     with io.BytesIO() as file:
         Pickler(file, protocol=5).dump(value)
         return file.getvalue()
+
+
+def _is_part(tensor: Any, torch: Any) -> bool:
+    """Whether a tensor without a history is less than what it is stored in."""
+    plain = tensor.layout is torch.strided and not tensor.requires_grad and not tensor.is_quantized
+    return plain and tensor.nbytes < tensor.untyped_storage().nbytes()
 
 
 def _modules(work: Any) -> list[Any]:
