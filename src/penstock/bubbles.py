@@ -12,7 +12,9 @@ from penstock.plan._bubbles import (
     recall,
 )
 from penstock.plan._bubbles import squeeze as squeeze_pass
-from penstock.train._pausing import Gate, GuestUse, Host
+from penstock.train._bubble_gate import Gate
+from penstock.train._bubble_host import Host
+from penstock.train._bubble_page import GuestUse
 from penstock.train._pausing import squeeze_task as squeeze
 
 __all__ = [

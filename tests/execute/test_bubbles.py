@@ -12,7 +12,8 @@ from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute._bubbles import in_bubble
 from penstock.execute._pool import Pool
 from penstock.schedule import StopRule
-from penstock.train._pausing import Margin, stages_in
+from penstock.train._bubble_host import Margin
+from penstock.train._bubble_page import stages_in
 
 
 def points():

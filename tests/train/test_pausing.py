@@ -16,7 +16,9 @@ from torch import nn
 
 import penstock as pk
 from penstock.core.errors import InvalidInput, Unsupported
-from penstock.train._pausing import Gate, Host, squeeze_task
+from penstock.train._bubble_gate import Gate
+from penstock.train._bubble_host import Host
+from penstock.train._pausing import squeeze_task
 
 
 def network(width=16):
@@ -56,7 +58,7 @@ def train(gate, steps):
 
 HOST = """
 import os, sys, time
-from penstock.train._pausing import Host
+from penstock.train._bubble_host import Host
 host = Host(sys.argv[1], stage=0, free_bytes=123)
 print("ready", flush=True)
 lent_s, busy_s = float(sys.argv[2]), float(sys.argv[3])
@@ -286,7 +288,7 @@ def test_overruns_by_quantile(tmp_path):
 
 GUEST = """
 import os, sys
-from penstock.train._pausing import Gate
+from penstock.train._bubble_gate import Gate
 gate = Gate(sys.argv[1])
 gate.to_cores()
 gate.to_background()

@@ -40,7 +40,7 @@ from penstock.plan import (
     recall,
     squeeze,
 )
-from penstock.train._pausing import Margin
+from penstock.train._bubble_host import Margin
 
 GB, STEPS = 2**30, 196  # steps of an epoch: CIFAR-10 by 256
 STAGES, WIDTH, FUSED, TRIALS, EPOCHS = 4, 8, 16, 1000, 100

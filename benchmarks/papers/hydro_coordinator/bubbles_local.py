@@ -187,7 +187,7 @@ def training() -> tuple[Any, Any, Callable[[], float]]:
 
 def trial(rank: int, folder: str, mode: str, guest: str) -> None:
     """Train until the host ends; what was reached then is told."""
-    from penstock.train._pausing import Gate
+    from penstock.train._bubble_gate import Gate
 
     pin(rank)
     real_time(20)

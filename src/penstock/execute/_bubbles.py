@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.plan import Lent
-from penstock.train._pausing import Stage, stages_in
+from penstock.train._bubble_page import Stage, stages_in
 
 _LEAST_SPEED = 1e-3  # of a host that has lent nothing yet: it learns its bubbles in its first steps
 

@@ -55,7 +55,7 @@ from penstock.execute._wire import (
 )
 from penstock.plan import Lent
 from penstock.train import _guardian
-from penstock.train._pausing import Stage
+from penstock.train._bubble_page import Stage
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
 
 _EPSILON = 1e-9

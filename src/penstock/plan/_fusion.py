@@ -117,6 +117,9 @@ def fusion_limit(one: FusionProfile, two: FusionProfile, available_bytes: int) -
     return max(1, math.floor((available_bytes - base) / each))
 
 
+_NEAR = 0.95
+
+
 def choose_count(
     measure: Callable[[int], tuple[float, int] | None],
     trials: int,
@@ -125,12 +128,15 @@ def choose_count(
     least_gain: float = 1.05,
     worth: Callable[[float], bool] | None = None,
 ) -> FusionChoice:
-    """The fusion count with the best measured throughput among 1, 2, 4, 8, ...
+    """The smallest fusion count among 1, 2, 4, 8, ... whose measured throughput is the best, or hardly below it.
+
+    Of counts that train about as fast the smallest is taken: its results are there sooner, and fewer members share
+    what befalls one of them.
 
     More is not always better: on CPUs wide fused convolutions fall out of the caches. The search stops when twice in
     a row a doubling has not helped, at the memory's limit, and at the number of trials. Two fused members may well
     be slower than two alone where eight are faster (small layers, whose cost is the call): each count is therefore
-    compared with the one before, and the best of all is taken.
+    compared with the one before, and the best of all counts.
 
     Args:
         measure: ``measure(count)`` gives seconds per step and bytes; None if ``count`` members can't be fused.
@@ -170,6 +176,7 @@ def choose_count(
         if count == min(limit, trials):
             break
         count = min(2 * count, limit, trials)
+    best = next(profile for profile in profiles if profile.throughput >= _NEAR * best.throughput)
     if best.count > 1 and best.throughput < least_gain * profiles[0].throughput:
         best = profiles[0]
         reason = "fusing gains less than it is worth"
