@@ -393,6 +393,34 @@ def test_recording_leaves_no_trace():
     )
 
 
+@pytest.mark.parametrize("broken", ["fails", "is wrong"])
+def test_a_recording_of_shapes_that_does_not_hold_is_made_of_values(monkeypatch, broken):
+    make, shape = MODELS["conv 2d"]
+    fusion, optimizer, models, together, alone, apart = members(make)
+    trace, kinds = FusedStep._trace, []
+
+    def traced(self, *arguments, fake=True):
+        graph = trace(self, *arguments, fake=fake)
+        kinds.append(fake)
+        if fake:
+            forward = graph.forward
+
+            def other(*given):
+                if broken == "fails":
+                    raise RuntimeError("view size is not compatible with input tensor's size and stride")
+                return forward(*given) + 1
+
+            graph.forward = other
+        return graph
+
+    monkeypatch.setattr(FusedStep, "_trace", traced)
+    train_fused(fusion, optimizer, models, together, shape, record=True)
+    assert kinds[:3] == [True, True, False]
+    for i in range(MEMBERS):
+        train_alone(alone[i], apart[i], i, shape)
+        assert worst(alone[i], models[i], apart[i], together[i]) < 1e-10
+
+
 class Fickle(nn.Module):
     """Does something else at every call."""
 

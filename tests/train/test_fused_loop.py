@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.core.errors import InvalidInput, Unsupported
+from penstock.model import FusedStep
 from penstock.train import Data, Task
 from penstock.train import _fused_loop as fused_loop
 from penstock.train._fused_loop import FusedTrainer, check, measure, train_fused
@@ -430,3 +431,30 @@ def test_measured_memory_grows_linearly_with_the_members():
     assert bytes_of[8] == pytest.approx(bytes_of[2] + 6 * slope, rel=0.02)
     with pytest.raises(Unsupported, match="data-dependent"):
         measure(make_task(lambda: Branching().double()), [{"lr": 0.1}], 2)
+
+
+@pytest.mark.parametrize("recorded_s", [0.0005, 0.005])
+def test_a_recording_that_took_long_shows_its_pace_before_it_is_left(monkeypatch, recorded_s):
+    """By a clock on which recording takes longer than all steps so far: left unseen, it would be made time and again."""
+    now, made, replayed = [0.0], [], []
+    record, step = FusedStep.record, FusedStep.__call__
+
+    def recording(self, *arguments, **named):
+        made.append(now[0])
+        now[0] += 50.0
+        return record(self, *arguments, **named)
+
+    def stepping(self, inputs, targets):
+        now[0] += recorded_s if self.recorded else 0.001
+        replayed.append(bool(self.recorded))
+        return step(self, inputs, targets)
+
+    monkeypatch.setattr(fused_loop, "_clock", lambda device: lambda: now[0])
+    monkeypatch.setitem(fused_loop._costs, "record_cost_s", 0.004)
+    monkeypatch.setattr(FusedStep, "record", recording)
+    monkeypatch.setattr(FusedStep, "__call__", stepping)
+    fused = FusedTrainer(trainers(make_task(defaults={"batch_size": 4})))
+    fused.train_epoch(ahead=100)
+    assert len(made) == 1
+    assert sum(replayed) >= 5
+    assert replayed[-1] == (recorded_s < 0.001)  # the faster one is kept

@@ -130,7 +130,7 @@ class FusedStep:
         begin_s = time.perf_counter()
         with self._aside():
             with self.fusion.draws.record():
-                _, gradients = self._differentiate(inputs, targets)
+                losses, gradients = self._differentiate(inputs, targets)
             draws = self.fusion.draws
             if draws.opaque:
                 raise Unsupported("the model draws random numbers other than dropout masks")
@@ -143,6 +143,10 @@ class FusedStep:
                 graphs.append(self._trace(inputs, targets, masks, used))
             if _text(graphs[0]) != _text(graphs[-1]):
                 raise Unsupported("the forward does something else at every call")
+            if not self._same(graphs[-1], inputs, targets, masks, losses):
+                graphs.append(self._trace(inputs, targets, masks, used, fake=False))
+                if not self._same(graphs[-1], inputs, targets, masks, losses):
+                    raise Unsupported("the recorded step gives other losses than the step itself")
             self.steady = True
         if compile:
             from penstock.model._compile import compiled
@@ -181,7 +185,26 @@ class FusedStep:
             self.optimizer.counted(recorded.used)
         return losses
 
-    def _trace(self, inputs: Any, targets: Any, masks: Sequence[Tensor], used: tuple[bool, ...]) -> Any:
+    def _same(self, graph: Any, inputs: Any, targets: Any, masks: Sequence[Tensor], losses: Tensor) -> bool:
+        """Whether a recording runs and, where no masks are drawn, gives these losses."""
+        given = [tensor.detach().clone() for tensor in self._state()]
+        try:
+            with torch.no_grad():
+                found = graph(*given, *self._batch(inputs, targets), *masks)
+        except RuntimeError:
+            return False
+        return bool(masks) or torch.allclose(found, losses, rtol=1e-2, atol=1e-5, equal_nan=True)
+
+    def _trace(
+        self,
+        inputs: Any,
+        targets: Any,
+        masks: Sequence[Tensor],
+        used: tuple[bool, ...],
+        *,
+        fake: bool = True,
+    ) -> Any:
+        """The step as a graph. ``fake``: of shapes alone, which is quicker and refuses what hangs on values."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
         fusion, optimizer, stack = self.fusion, self.optimizer, self.fusion.stack
@@ -219,10 +242,13 @@ class FusedStep:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                graph = make_fx(step)(*given)
+                made = make_fx(step, tracing_mode="fake" if fake else "real", _allow_non_fake_inputs=True)
+                graph = made(*given)
         except Unsupported:
             raise
         except Exception as error:
+            if fake:  # an operation that knows no shapes, for one
+                return self._trace(inputs, targets, masks, used, fake=False)
             text = str(error).strip().split("\n")[0]
             raise Unsupported(f"the step can't be recorded: {type(error).__name__}: {text}") from error
         _tidy(graph)

@@ -324,6 +324,8 @@ class _Group:
     def _choose(self, inputs: Any, targets: Any, remaining: int) -> None:
         """Record or compile the step once that repays itself."""
         medians = {form: _median(times) for form, times in self._times.items()}
+        if self.form is not Form.PLAIN and medians[self.form] is None:
+            return  # It has been paid for, and is to show its pace before it is left.
         pace = Pace(
             medians[Form.PLAIN],
             medians[Form.RECORDED],
@@ -338,6 +340,8 @@ class _Group:
             self.step.forget()
             self.form = wanted
             return
+        clock = _clock(self.trainers[0].device)
+        begin_s = clock()
         try:
             made = self.step.record(inputs, targets, compile=wanted is Form.COMPILED)
         except Unsupported:
@@ -347,7 +351,7 @@ class _Group:
                 self._records = False
             return
         _steady.setdefault(self.task, set()).add(self._kind())
-        _costs["compile_cost_s" if made.compiled else "record_cost_s"] = made.seconds
+        _costs["compile_cost_s" if made.compiled else "record_cost_s"] = clock() - begin_s
         self.form = wanted
 
     def _note(self, seconds: float) -> None:
