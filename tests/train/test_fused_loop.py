@@ -435,7 +435,7 @@ def test_measured_memory_grows_linearly_with_the_members():
 
 @pytest.mark.parametrize("recorded_s", [0.0005, 0.005])
 def test_a_recording_that_took_long_shows_its_pace_before_it_is_left(monkeypatch, recorded_s):
-    """By a clock on which recording takes longer than all steps so far: left unseen, it would be made time and again."""
+    """By a clock on which recording takes longer than all steps so far: left at once, it would be made again."""
     now, made, replayed = [0.0], [], []
     record, step = FusedStep.record, FusedStep.__call__
 

@@ -57,6 +57,27 @@ def normed(config):
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(288, 4))
 
 
+def shortcut(config):
+    """A strided 1 x 1 convolution of 4 channels, whose kernel in channels_last corrupts memory in torch 2.13."""
+    layers = (nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1, stride=2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 4))
+
+
+def weighted(config):
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4)
+            )
+            self.kernel = nn.Parameter(torch.ones(3, 3, 1, 1))
+
+        def forward(self, x):
+            return self.layers(F.conv2d(x, self.kernel))
+
+    return Weighted()
+
+
 def patches(config):
     return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(32, 4))
 
@@ -107,7 +128,7 @@ def test_looking_leaves_no_trace():
     assert same(auto, again)
 
 
-@pytest.mark.parametrize("model", [Views, masked, normed, patches])
+@pytest.mark.parametrize("model", [Views, masked, normed, patches, shortcut, weighted])
 def test_what_depends_on_the_order_of_memory_or_loses_by_it_stays_as_it_is(model):
     auto, metrics = trained(model)
     plain, expected = trained(model, channels_last=False)
@@ -119,6 +140,8 @@ def test_what_depends_on_the_order_of_memory_or_loses_by_it_stays_as_it_is(model
 def test_a_user_who_insists_is_told_what_to_change():
     with pytest.raises(InvalidInput, match=r"channels_last=True, but.*reshape does the same"):
         trained(Views, channels_last=True)
+    with pytest.raises(InvalidInput, match=r"the layer '2'.*beyond its memory.*Give it 8 channels"):
+        trained(shortcut, channels_last=True)
     insisted, _ = trained(masked, channels_last=True)
     assert is_last(insisted)
     with pytest.raises(InvalidInput, match="channels_last must be True, False or None, got 'yes'"):

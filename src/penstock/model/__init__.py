@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.model._check import CoordinateCheck, LayerCheck, coordinate_check
     from penstock.model._fuse import Fusion
+    from penstock.model._hazard import writes_beyond
     from penstock.model._ops import PerMember
     from penstock.model._optimize import FusedOptimizer, group_names, release
     from penstock.model._pace import Form, Pace
@@ -38,6 +39,7 @@ _WHERE = {
     "release": "_optimize",
     "scale_groups": "_parametrize",
     "shrink": "_shrink",
+    "writes_beyond": "_hazard",
 }
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "release",
     "scale_groups",
     "shrink",
+    "writes_beyond",
 ]
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.model._hazard import writes_beyond
 from penstock.model._ops._base import Members, rule
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -130,14 +131,14 @@ def _convolve(function: Callable[..., Tensor], rank: int, *, transposed: bool = 
         shared = members.front(input) is None and groups == 1 and not transposed
         if shared:  # all members read the same channels
             x, total = input, 1
-            form = _LAST.get(x.dim())
-            x = x if form is None else x.contiguous(memory_format=form)
+            form = None if writes_beyond(kernel.shape, stride, 1) else _LAST.get(x.dim())
+            x = x.contiguous() if form is None else x.contiguous(memory_format=form)
         else:
             x, total = fold(members, input), members.count * groups
             if rank == 2 and groups == 1 and not transposed and _simple(x, w, b, stride, padding, options):
                 out = _Conv.apply(x, w, b, _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
                 return unfold(members, out)
-        form = _LAST.get(kernel.dim())
+        form = None if writes_beyond(kernel.shape, stride, total) else _LAST.get(kernel.dim())
         if form is not None:
             kernel = kernel.contiguous(memory_format=form)
         out = function(x, kernel, b, stride, padding, groups=total, **options)
