@@ -110,7 +110,7 @@ BENCHMARKS = (
     Benchmark(
         "sm2",
         module("papers.sm2.scenarios", "--wide", "--exhaustive"),
-        ("sm2_lstm", "sm2_transformer"),
+        ("sm2_lstm", "sm2_transformer", "sm2_resnet"),
         long=True,
     ),
     Benchmark("sm2_lr_standard", module("papers.sm2.lr_cases"), ("sm2_lr_standard",), long=True),
