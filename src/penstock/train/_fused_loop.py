@@ -44,6 +44,8 @@ _costs = {"record_cost_s": 1.0, "compile_cost_s": 60.0}
 _steady: WeakKeyDictionary[Task, set[tuple[Any, ...]]] = WeakKeyDictionary()
 """A task's networks whose step was seen to be the same operations every time: a group that got smaller, or was split,
 records it once and not twice."""
+_repaying: WeakKeyDictionary[Task, set[tuple[Any, ...]]] = WeakKeyDictionary()
+"""A task's networks whose recorded step was measured to be faster: the next such group need not wait to find out."""
 
 
 @final
@@ -195,7 +197,7 @@ class _Group:
         self._probed = False
         self._fused_evaluation = True
         self._times: dict[Form, list[float]] = {form: [] for form in Form}
-        self._spent_s = 0.0
+        self._spent_s = self._tried_s()
 
     # ------------------------------------------------------------ members
 
@@ -236,7 +238,11 @@ class _Group:
         self.step.forget()
         self.form = Form.PLAIN
         self._times = {form: [] for form in Form}
-        self._spent_s = 0.0
+        self._spent_s = self._tried_s()
+
+    def _tried_s(self) -> float:
+        """What the group is taken to have spent before its first step."""
+        return 2 * _costs["record_cost_s"] if self._kind() in _repaying.get(self.task, ()) else 0.0
 
     # ------------------------------------------------------------ an epoch
 
@@ -333,6 +339,9 @@ class _Group:
             self._spent_s,
             **_costs,
         )
+        plain_s, recorded_s = medians[Form.PLAIN], medians[Form.RECORDED]
+        if plain_s is not None and recorded_s is not None and recorded_s < plain_s:
+            _repaying.setdefault(self.task, set()).add(self._kind())
         wanted = pace.best(remaining, can_record=self._records, can_compile=self._compiles)
         if wanted is self.form:
             return
