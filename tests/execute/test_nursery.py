@@ -91,17 +91,25 @@ def test_a_function_that_imports_torch_itself_finds_it_there(module, expected, t
     assert done.stdout.strip() == expected, done.stderr
 
 
-def test_a_nursery_imports_later_what_a_later_study_needs(monkeypatch):
-    nursery = _nursery.Nursery({**os.environ, "OMP_NUM_THREADS": "1"}, ("json",))
-    try:
-        assert nursery.import_too(("json",))
-        assert nursery.import_too(("json", "colorsys"))
-        assert nursery._modules == {"json", "colorsys"}
-        nursery._process.kill()
-        nursery._process.wait()
-        assert not nursery.usable
-    finally:
-        nursery.end()
+def without_optimizer(run):
+    for _ in run.epochs():
+        run.report(loss=0.0, compiler="torch._dynamo" in sys.modules, parent=os.getppid())
+
+
+def with_optimizer(run):
+    had = "torch._dynamo" in sys.modules
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    for _ in run.epochs():
+        run.report(loss=0.0, compiler=had, parent=os.getppid())
+
+
+def test_a_nursery_imports_later_what_a_later_study_needs():
+    for nursery in list(_nursery._nurseries.values()):
+        _nursery.drop(nursery)
+    first, second = study(without_optimizer, trials=1), study(with_optimizer, trials=1)
+    assert told(first, "compiler") == [False]
+    assert told(second, "compiler") == [True]
+    assert told(first, "parent") == told(second, "parent")
 
 
 def test_it_can_be_forbidden(monkeypatch):

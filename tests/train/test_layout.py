@@ -1,5 +1,9 @@
 """Convolutions in channels_last: the same training, faster, and only where the model's code can do with it."""
 
+import subprocess
+import sys
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -163,3 +167,51 @@ def test_a_resumed_training_is_the_uninterrupted_one():
         rest = [second.train_epoch() for _ in range(2)]
     assert rest == expected[1:]
     assert same(whole, second)
+
+
+@dataclass
+class Factory:
+    """A callable that can't be hashed, as dataclasses are."""
+
+    channels: int = 8
+
+    def __call__(self, config):
+        return conv(config)
+
+
+def test_a_factory_needs_no_hash():
+    data = Data((IMAGES, LABELS))
+    with private_randomness():
+        trainer = Trainer(Task(Factory(), data, F.cross_entropy), {"lr": 0.1}, seed=0)
+        trainer.train_epoch()
+    assert is_last(trainer)
+
+
+LAST_MEMBER = """
+import torch, torch.nn.functional as F
+from torch import nn
+from penstock.train import Data, Task
+from penstock.train._fused_loop import FusedTrainer
+from penstock.train._loop import Trainer
+
+torch.set_num_threads(1)
+x, y = torch.randn(64, 3, 14, 14), torch.randint(3, (64,))
+
+def net(config):
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 1, 2), nn.Flatten(), nn.Linear(392, 3))
+
+task = Task(net, Data((x, y)), F.cross_entropy, batch_size=8)
+members = [Trainer(task, {"lr": 0.01}, seed=i) for i in range(2)]
+fused = FusedTrainer(members)
+fused.train_epoch()
+fused.leave(members[:1])
+for _ in range(20):
+    fused.train_epoch()
+print("done")
+"""
+
+
+def test_the_last_member_of_a_fused_group_keeps_to_its_memory():
+    """Alone it has one group of channels, as a training that is not fused: the kernel that corrupts memory."""
+    done = subprocess.run([sys.executable, "-c", LAST_MEMBER], capture_output=True, text=True)
+    assert done.stdout == "done\n", (done.returncode, done.stderr[-500:])

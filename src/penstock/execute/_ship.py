@@ -68,7 +68,8 @@ def dumps(value: Any) -> bytes:
 
 def _is_part(tensor: Any, torch: Any) -> bool:
     """Whether a tensor without a history is less than what it is stored in."""
-    plain = tensor.layout is torch.strided and not tensor.requires_grad and not tensor.is_quantized
+    special = tensor.requires_grad or tensor.is_quantized or tensor.is_nested
+    plain = tensor.layout is torch.strided and not special
     return plain and tensor.nbytes < tensor.untyped_storage().nbytes()
 
 

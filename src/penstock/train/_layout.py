@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from penstock.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from penstock.train._loop import Trainer
+    from penstock.train._task import Task
 
 _CLOSE = 1e-4
 """How far the losses of both layouts may lie apart: rounding in single precision stays far below."""
@@ -22,9 +24,8 @@ _SLOWER = (nn.GroupNorm, nn.InstanceNorm2d, nn.ConvTranspose2d)
 _FEWEST = 2
 """A single convolution, as a transformer's patches have, gains less than it costs to leave the layout again."""
 
-_known: dict[Hashable, bool] = {}
-"""By factory, data and shapes: whether training in channels_last was seen to work, for a worker's next trials."""
-_MOST = 256
+_known: WeakKeyDictionary[Task, dict[Hashable, bool]] = WeakKeyDictionary()
+"""By task and shapes: whether training in channels_last was seen to work, for a worker's next trials."""
 
 
 def lay_out(trainer: Trainer, batch: Any, forward: Callable[..., Any]) -> None:
@@ -55,19 +56,12 @@ def lay_out(trainer: Trainer, batch: Any, forward: Callable[..., Any]) -> None:
                 "channels) writes beyond its memory in that layout on CPUs. Give it 8 channels, or drop channels_last."
             )
         return
-    key: Hashable = (
-        trainer.task.model,
-        trainer.task.data.token,
-        type(model),
-        tuple((name, p.shape) for name, p in model.named_parameters()),
-    )
+    seen = _known.setdefault(trainer.task, {})
+    key = (type(model), tuple((name, p.shape) for name, p in model.named_parameters()))
     # The workers of one trial must look together: layers that see the whole batch speak to each other.
-    known = None if trainer.crew is not None else _known.get(key)
+    known = None if trainer.crew is not None else seen.get(key)
     if known is None:
-        known = _works(trainer, batch, forward, must=wanted is True)
-        if len(_known) >= _MOST:
-            _known.clear()
-        _known[key] = known
+        seen[key] = _works(trainer, batch, forward, must=wanted is True)
     elif known:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

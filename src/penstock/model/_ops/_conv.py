@@ -129,16 +129,18 @@ def _convolve(function: Callable[..., Tensor], rank: int, *, transposed: bool = 
         b = None if bias is None else members.spread(bias).reshape(-1)
         kernel = w.reshape(-1, *w.shape[2:])
         shared = members.front(input) is None and groups == 1 and not transposed
+        total = 1 if shared else members.count * groups
+        last = not writes_beyond(kernel.shape, stride, total)
+        form = _LAST.get(kernel.dim()) if last else torch.contiguous_format
         if shared:  # all members read the same channels
-            x, total = input, 1
-            form = None if writes_beyond(kernel.shape, stride, 1) else _LAST.get(x.dim())
-            x = x.contiguous() if form is None else x.contiguous(memory_format=form)
+            x = input if form is None else input.contiguous(memory_format=form)
         else:
-            x, total = fold(members, input), members.count * groups
-            if rank == 2 and groups == 1 and not transposed and _simple(x, w, b, stride, padding, options):
+            x = fold(members, input, last=last)
+            simple = rank == 2 and groups == 1 and not transposed and last
+            if simple and _simple(x, w, b, stride, padding, options):
                 out = _Conv.apply(x, w, b, _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
                 return unfold(members, out)
-        form = None if writes_beyond(kernel.shape, stride, total) else _LAST.get(kernel.dim())
+            x = x if last else x.contiguous()
         if form is not None:
             kernel = kernel.contiguous(memory_format=form)
         out = function(x, kernel, b, stride, padding, groups=total, **options)
