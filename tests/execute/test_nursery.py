@@ -112,6 +112,20 @@ def test_a_nursery_imports_later_what_a_later_study_needs():
     assert told(first, "parent") == told(second, "parent")
 
 
+def without_torch(run):
+    for _ in run.epochs():
+        run.report(loss=0.0, parent=os.getppid())
+
+
+@pytest.mark.parametrize("name", ["KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"])
+def test_what_libraries_set_in_the_driver_needs_no_other_nursery(name, monkeypatch, tmp_path):
+    """scikit-learn's import sets the first, torch's compiler the second, in the middle of a program."""
+    monkeypatch.delenv(name, raising=False)
+    before = told(study(without_torch, trials=1), "parent")
+    monkeypatch.setenv(name, str(tmp_path))
+    assert told(study(without_torch, trials=1), "parent") == before != [os.getpid()]
+
+
 def test_it_can_be_forbidden(monkeypatch):
     monkeypatch.setenv("PENSTOCK_NURSERY", "0")
     assert set(told(study(family), "parent")) == {os.getpid()}

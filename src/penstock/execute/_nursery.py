@@ -50,7 +50,19 @@ _LOAD_PREFIXES = (
     "CUDA_",
     "NVIDIA_",
 )
-_NOT_AT_LOAD = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "PYTHONHASHSEED")
+_NOT_AT_LOAD = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_LOG_DIRECTORY",
+        "PYTHONHASHSEED",
+        # Set by scikit-learn, torch's compiler and torch.cuda in the driver, when it comes to import or use them:
+        "KMP_DUPLICATE_LIB_OK",
+        "KMP_INIT_AT_FORK",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "CUDA_MODULE_LOADING",
+    }
+)
 _BOOT = """
 import sys
 sys.path.insert(0, sys.argv[1])

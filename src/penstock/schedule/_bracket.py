@@ -6,12 +6,13 @@ Halving and Hyperband are tables of rungs for this engine (Li et al., "Hyperband
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from penstock.core import Segment, Trial, TrialGroup, TrialStatus, Values
-from penstock.schedule._base import Outcome, Rules
+from penstock.schedule._base import Outcome, Rules, Scheduler
 
 Rungs: TypeAlias = tuple[tuple[int, int], ...]
 """Trials and epochs of each rung, first to last."""
@@ -221,3 +222,49 @@ class Brackets:
     def done(self) -> bool:
         """Whether everything is handed out."""
         return not self._open and self._upcoming is None
+
+
+class Bracketed(Scheduler):
+    """A scheduler that runs brackets."""
+
+    synchronous = True
+
+    _brackets: Brackets | None = None
+
+    @abstractmethod
+    def _courses(self) -> Iterator[Course]:
+        """All brackets, in the order they begin; they need not end."""
+
+    @property
+    @abstractmethod
+    def _planned(self) -> int | None:
+        """Segments of all brackets if no trial fails; None without an end."""
+
+    def start(self, rules: Rules) -> None:
+        """Begin a study."""
+        self._brackets = Brackets(self._courses(), rules)
+
+    def next(self, want: int) -> TrialGroup | None:
+        """The next rung of the oldest bracket that is ready, else the first rung of the next bracket."""
+        return None if self._brackets is None else self._brackets.next(want)
+
+    def ended(self, outcome: Outcome) -> None:
+        """A segment is over."""
+        if self._brackets is not None:
+            self._brackets.ended(outcome)
+
+    def drops(self) -> Sequence[int]:
+        """The trials that were not among the best of their rung."""
+        return () if self._brackets is None else self._brackets.drops()
+
+    @property
+    def done(self) -> bool:
+        """Whether the last rung of the last bracket is handed out."""
+        return self._brackets is not None and self._brackets.done
+
+    @property
+    def expected(self) -> int | None:
+        """Segments of all rungs of all brackets; fewer when trials fail. None without an end."""
+        if self._brackets is not None and self._brackets.done:
+            return self._brackets.handed
+        return self._planned

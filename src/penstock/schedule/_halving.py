@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import final
 
-from penstock.core import TrialGroup
-from penstock.schedule._base import Outcome, Rules, Scheduler
-from penstock.schedule._bracket import Brackets, Course, Rungs
+from penstock.schedule._bracket import Bracketed, Course, Rungs
 from penstock.schedule._check import budgets, levels, whole
 
 
 @final
-class Halving(Scheduler):
+class Halving(Bracketed):
     """Starts many trials with few epochs, and again and again lets the best ``1/eta`` of them go on.
 
     A rung is over when all its trials ended; the best ``floor(trials / eta**i)`` (at least one) go on from their
@@ -26,8 +24,6 @@ class Halving(Scheduler):
         trials: Trials of the first rung; None: as many as leave one for the last.
         sampler: A Sampler for this scheduler; None: the study's.
     """
-
-    synchronous = True
 
     def __init__(
         self,
@@ -43,7 +39,6 @@ class Halving(Scheduler):
         rungs = levels(self._max, self.min_epochs, self.eta)
         self.trials: int = self.eta**rungs if trials is None else whole("trials", trials)
         self.sampler = sampler
-        self._brackets: Brackets | None = None
 
     @property
     def rungs(self) -> Rungs:
@@ -54,33 +49,11 @@ class Halving(Scheduler):
     def _course(self) -> Course:
         return Course("halving", self.trials, budgets(self._max, self.min_epochs, self.eta), self.eta)
 
-    def start(self, rules: Rules) -> None:
-        """Begin a study."""
-        self._brackets = Brackets(iter([self._course]), rules)
-
-    def next(self, want: int) -> TrialGroup | None:
-        """The next rung, once the last one is over."""
-        return None if self._brackets is None else self._brackets.next(want)
-
-    def ended(self, outcome: Outcome) -> None:
-        """A segment is over."""
-        if self._brackets is not None:
-            self._brackets.ended(outcome)
-
-    def drops(self) -> Sequence[int]:
-        """The trials that were not among the best of their rung."""
-        return () if self._brackets is None else self._brackets.drops()
+    def _courses(self) -> Iterator[Course]:
+        yield self._course
 
     @property
-    def done(self) -> bool:
-        """Whether the last rung is handed out."""
-        return self._brackets is not None and self._brackets.done
-
-    @property
-    def expected(self) -> int | None:
-        """Segments of all rungs; fewer when trials fail."""
-        if self._brackets is not None and self._brackets.done:
-            return self._brackets.handed
+    def _planned(self) -> int:
         return sum(size for size, _ in self.rungs)
 
     def to_json(self) -> dict[str, object]:

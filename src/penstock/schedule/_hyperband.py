@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from typing import final
 
-from penstock.core import TrialGroup
 from penstock.core.errors import InvalidInput
-from penstock.schedule._base import Outcome, Rules, Scheduler
-from penstock.schedule._bracket import Brackets, Course, Rungs
+from penstock.schedule._bracket import Bracketed, Course, Rungs
 from penstock.schedule._check import budgets, levels, whole
 
 
 @final
-class Hyperband(Scheduler):
+class Hyperband(Bracketed):
     """Hedges between many short trials and few long ones: brackets of successive halving.
 
     Bracket ``s`` starts ``ceil((s_max + 1) / (s + 1) * eta**s)`` trials with ``max_epochs / eta**s`` epochs: the
@@ -33,8 +31,6 @@ class Hyperband(Scheduler):
         iterations: How often the brackets are repeated; None: until the sampler or the budget is exhausted.
         sampler: A Sampler for this scheduler; None: the study's.
     """
-
-    synchronous = True
 
     def __init__(
         self,
@@ -57,7 +53,6 @@ class Hyperband(Scheduler):
             )
         self.iterations = None if iterations is None else whole("iterations", iterations)
         self.sampler = sampler
-        self._brackets: Brackets | None = None
 
     @property
     def table(self) -> tuple[Rungs, ...]:
@@ -72,34 +67,12 @@ class Hyperband(Scheduler):
             trials = -(-(s_max + 1) * self.eta**s // (s + 1))  # ceil, in whole numbers
             yield Course(f"{prefix}bracket {s}", trials, epochs[s_max - s :], self.eta)
 
-    def start(self, rules: Rules) -> None:
-        """Begin a study."""
+    def _courses(self) -> Iterator[Course]:
         iterations = count() if self.iterations is None else range(self.iterations)
-        self._brackets = Brackets((course for i in iterations for course in self._iteration(i)), rules)
-
-    def next(self, want: int) -> TrialGroup | None:
-        """The next rung of the oldest bracket that is ready, else the first rung of the next bracket."""
-        return None if self._brackets is None else self._brackets.next(want)
-
-    def ended(self, outcome: Outcome) -> None:
-        """A segment is over."""
-        if self._brackets is not None:
-            self._brackets.ended(outcome)
-
-    def drops(self) -> Sequence[int]:
-        """The trials that were not among the best of their rung."""
-        return () if self._brackets is None else self._brackets.drops()
+        return (course for i in iterations for course in self._iteration(i))
 
     @property
-    def done(self) -> bool:
-        """Whether the last rung of the last bracket is handed out."""
-        return self._brackets is not None and self._brackets.done
-
-    @property
-    def expected(self) -> int | None:
-        """Segments of all rungs of all brackets; fewer when trials fail. None without an end."""
-        if self._brackets is not None and self._brackets.done:
-            return self._brackets.handed
+    def _planned(self) -> int | None:
         if self.iterations is None:
             return None
         return self.iterations * sum(size for rungs in self.table for size, _ in rungs)
