@@ -1,6 +1,7 @@
 """Fused members against the same models alone: every layer and optimizer, 50 steps in float64, members leaving."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -75,6 +76,41 @@ class Causal(nn.Module):
         p = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         return self.head(out.transpose(1, 2).reshape(rows, length, 4)[:, -1])
+
+
+class Encoder(nn.Module):
+    """With a mask of its own, in which torch looks whether it is causal."""
+
+    def __init__(self, mask, length, dropout=0.0):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(4, CLASSES)
+        causal = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)
+        masks = {
+            "bool": causal,
+            "float": torch.zeros(length, length, dtype=torch.float64).masked_fill(causal, -math.inf),
+            "band": causal | causal.T.roll(2, 0).tril(),
+        }
+        self.register_buffer("mask", masks[mask])
+
+    def forward(self, x):
+        return self.head(self.body(x, mask=self.mask)[:, -1])
+
+
+class Branching(nn.Module):
+    """Looks at a value on its way."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 7), nn.Linear(7, CLASSES)
+        self.register_buffer("limit", torch.tensor(limit, dtype=torch.float64))
+
+    def forward(self, x):
+        x = self.body(x)
+        if x.abs().max() > self.limit:
+            x = x / 2
+        return self.head(x)
 
 
 class Tied(nn.Module):
@@ -204,6 +240,11 @@ MODELS = {
     "attention weights": (lambda i: Attention(True, 0.2), SERIES),
     "causal attention": (lambda i: Causal(), SERIES),
     "causal attention with dropout": (lambda i: Causal(0.3), SERIES),
+    "encoder with a mask": (lambda i: Encoder("bool", 4), SERIES),
+    "encoder with a mask of numbers": (lambda i: Encoder("float", 4), SERIES),
+    "encoder with another mask, long": (lambda i: Encoder("band", 34), LONG),
+    "encoder with a mask and dropout": (lambda i: Encoder("bool", 4, 0.1), SERIES),
+    "a branch that all take": (lambda i: Branching(0.0), VECTOR),
     "lstm": (lambda i: Sequence(nn.LSTM(4, 5, 2, batch_first=True, dropout=0.3), 5), SERIES),
     "lstm both ways": (lambda i: Sequence(nn.LSTM(4, 5, bidirectional=True), 10), SERIES),
     "lstm projected": (lambda i: Sequence(nn.LSTM(4, 5, 2, proj_size=3, bias=False), 3), SERIES),
@@ -283,7 +324,10 @@ def train_alone(model, optimizer, i, shape, clip=None):
 
 def worst(model, other, optimizer=None, theirs=None):
     state = other.state_dict()
-    gaps = [float((v.double() - state[n].double()).abs().max()) for n, v in model.state_dict().items()]
+    gaps = [
+        0.0 if torch.equal(v, state[n]) else float((v.double() - state[n].double()).abs().max())
+        for n, v in model.state_dict().items()  # a mask of infinities is equal or not
+    ]
     if optimizer is not None:
         mine, second = optimizer.state_dict(), theirs.state_dict()
         assert mine["param_groups"] == second["param_groups"]
@@ -363,6 +407,7 @@ RECORDED = (
     "few pixels",
     "transformer",
     "transformer without dropout",
+    "encoder with a mask",
     "lstm",
     "dropout rates",
 )
@@ -552,6 +597,21 @@ def test_optimizers_that_differ_are_refused():
         optim.SGD(m.parameters(), lr=1, momentum=0.9, nesterov=n) for m, n in ((first, True), (second, False))
     ]
     assert "nesterov" in FusedOptimizer(fusion.stack, flags).reason
+
+
+def test_a_branch_that_not_all_members_take_is_refused():
+    fusion, *_ = members(lambda i: Branching(0.0 if i else 1e9))
+    x, y = batches(VECTOR, 1)
+    with pytest.raises(Unsupported, match="members differ in it"):
+        fusion(loss_of, x[0], y[0])
+
+
+def test_torch_looks_at_masks_again_after_a_fused_call():
+    look = nn.modules.transformer._detect_is_causal_mask
+    fusion, *_ = members(lambda i: Encoder("bool", 4))
+    x, y = batches(SERIES, 1)
+    fusion(loss_of, x[0], y[0])
+    assert nn.modules.transformer._detect_is_causal_mask is look
 
 
 def test_asking_for_a_value_is_refused_with_the_reason():

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from penstock.core.errors import Unsupported
 from penstock.model._ops import Draws, Members, PerMember
+from penstock.model._ops._attention import masks_as_given
 from penstock.model._stack import Stack
 
 _INTERNAL = frozenset(
@@ -110,7 +111,7 @@ class Fusion:
                 pytree.tree_map_only(Tensor, members.wrap, arg) if flag else arg
                 for arg, flag in zip(args, flags, strict=True)
             ]
-            with self._dressed(members, rows) as put, members:
+            with self._dressed(members, rows) as put, masks_as_given(), members:
                 try:
                     result = function(self._template, *given)
                 except _DYNAMIC as error:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.nn.modules import transformer
 
 from penstock.model._ops._base import Members, PerMember, rule
 from penstock.model._ops._linear import batched_linear
@@ -16,6 +20,27 @@ from penstock.model._ops._random import dropped
 _SHORT = 32
 """Sequences up to here are attended to by plain products: torch's kernel for CPUs calls one for every row and head,
 and for 16 tokens that call is what takes longest (2048 heads of 16 x 8, forward and backward: 11 ms against 7)."""
+
+
+@contextmanager
+def masks_as_given() -> Iterator[None]:
+    """Let ``nn.TransformerEncoder`` and ``nn.TransformerDecoder`` take masks of fused members as they are.
+
+    They look whether a mask is causal, for a quicker kernel. Of many members' masks there is no one answer, and in a
+    step that is being recorded no value to look at; the mask itself says the same.
+    """
+    look = transformer._detect_is_causal_mask
+
+    def causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        if is_causal is None and mask is not None and functorch.is_batchedtensor(mask):
+            return False
+        return look(mask, is_causal, size)
+
+    transformer._detect_is_causal_mask = causal
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = look
 
 
 @rule(F.scaled_dot_product_attention)
@@ -106,10 +131,8 @@ def _self_attention(
         or (is_causal and attn_mask is None)
     ):
         return NotImplemented
-    if attn_mask is not None:
-        shared = members.front(attn_mask) is None and attn_mask.dim() == 2 and not attn_mask.requires_grad
-        if not shared:
-            return NotImplemented
+    if attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.requires_grad):
+        return NotImplemented
     apart = (q_proj_weight, k_proj_weight, v_proj_weight)
     given = apart if use_separate_proj_weight else (in_proj_weight,)
     found = [None if each is None else members.front(each) for each in (*given, out_proj_weight)]
@@ -127,20 +150,27 @@ def _self_attention(
     packed = batched_linear(rows, inward, bias).view(count * batch, length, 3, num_heads, -1)
     mask = None
     if attn_mask is not None:
-        mask = attn_mask
+        own = members.front(attn_mask)  # of each member where it is a buffer, though they are mostly the same
+        mask = attn_mask.unsqueeze(0) if own is None else own
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(mask, -math.inf)
+        if own is not None:
+            mask = mask.unsqueeze(1).expand(count, batch, length, length).flatten(0, 1)
     if length <= _SHORT:
         out = _Short.apply(packed, mask)  # type: ignore[no-untyped-call]
     else:
         q, k, v = (each.transpose(1, 2) for each in packed.unbind(2))
-        out = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.unsqueeze(1))
+        out = out.transpose(1, 2)
     joined = batched_linear(out.reshape(count, batch, length, width), weights[-1], last)
     return members.wrap(joined.transpose(1, 2)), None
 
 
 class _Short(torch.autograd.Function):
-    """Attention over (rows, sequence, 3, heads, size) by batched products, with all gradients in one tensor."""
+    """Attention over (rows, sequence, 3, heads, size) by batched products, with all gradients in one tensor.
+
+    A mask is one for all rows, or one for each.
+    """
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, mask: Tensor | None) -> Tensor:
@@ -150,7 +180,8 @@ class _Short(torch.autograd.Function):
         if mask is None:
             scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
         else:
-            scores = torch.baddbmm(mask.unsqueeze(0), q, k.transpose(1, 2), alpha=scale)
+            each = mask if mask.shape[0] == 1 else mask.repeat_interleave(heads, 0)
+            scores = torch.baddbmm(each, q, k.transpose(1, 2), alpha=scale)
         weights = torch.softmax(scores, -1)
         ctx.save_for_backward(q, k, v, weights)
         ctx.shape = rows, length, heads, size
