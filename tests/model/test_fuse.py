@@ -98,21 +98,6 @@ class Encoder(nn.Module):
         return self.head(self.body(x, mask=self.mask)[:, -1])
 
 
-class Branching(nn.Module):
-    """Looks at a value on its way."""
-
-    def __init__(self, limit):
-        super().__init__()
-        self.body, self.head = nn.Linear(5, 7), nn.Linear(7, CLASSES)
-        self.register_buffer("limit", torch.tensor(limit, dtype=torch.float64))
-
-    def forward(self, x):
-        x = self.body(x)
-        if x.abs().max() > self.limit:
-            x = x / 2
-        return self.head(x)
-
-
 class Tied(nn.Module):
     """An embedding whose table is the output layer too."""
 
@@ -244,7 +229,6 @@ MODELS = {
     "encoder with a mask of numbers": (lambda i: Encoder("float", 4), SERIES),
     "encoder with another mask, long": (lambda i: Encoder("band", 34), LONG),
     "encoder with a mask and dropout": (lambda i: Encoder("bool", 4, 0.1), SERIES),
-    "a branch that all take": (lambda i: Branching(0.0), VECTOR),
     "lstm": (lambda i: Sequence(nn.LSTM(4, 5, 2, batch_first=True, dropout=0.3), 5), SERIES),
     "lstm both ways": (lambda i: Sequence(nn.LSTM(4, 5, bidirectional=True), 10), SERIES),
     "lstm projected": (lambda i: Sequence(nn.LSTM(4, 5, 2, proj_size=3, bias=False), 3), SERIES),
@@ -597,13 +581,6 @@ def test_optimizers_that_differ_are_refused():
         optim.SGD(m.parameters(), lr=1, momentum=0.9, nesterov=n) for m, n in ((first, True), (second, False))
     ]
     assert "nesterov" in FusedOptimizer(fusion.stack, flags).reason
-
-
-def test_a_branch_that_not_all_members_take_is_refused():
-    fusion, *_ = members(lambda i: Branching(0.0 if i else 1e9))
-    x, y = batches(VECTOR, 1)
-    with pytest.raises(Unsupported, match="members differ in it"):
-        fusion(loss_of, x[0], y[0])
 
 
 def test_torch_looks_at_masks_again_after_a_fused_call():

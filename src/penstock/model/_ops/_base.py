@@ -41,18 +41,6 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-@rule(Tensor.__bool__)
-def _branch(members: Members, x: Tensor) -> Any:
-    """``if tensor:`` goes the way that all members go; where they differ they can't go on as one."""
-    stacked = members.front(x)
-    if stacked is None or x.numel() != 1:
-        return NotImplemented
-    answers = set(stacked.flatten().bool().tolist())
-    if len(answers) > 1:
-        raise refuse("a branch depends on a tensor's value, and members differ in it")
-    return answers.pop()
-
-
 @final
 class PerMember(float):
     """A number that differs between members where a layer expects one; rules read ``values``."""
