@@ -51,6 +51,19 @@ def test_the_same_configuration_is_not_transferred_twice():
     )
 
 
+def test_the_next_best_follow_when_tuning_is_over():
+    one = {"best": 3, "others": (5, 6), "transferred": frozenset({3}), "running": ((40, 0.1),), "done": 1.0}
+    assert transfer_move(TransferStanding(**one, over=True, idle=1)).start == 5
+    assert transfer_move(TransferStanding(**one, over=False, idle=1)) == TransferMove()
+    assert (
+        transfer_move(TransferStanding(**one, over=True, idle=0)) == TransferMove()
+    )  # nothing is stopped for it
+    late = TransferStanding(**one, over=True, idle=1, elapsed_s=80, deadline_s=100, target_s=30)
+    assert transfer_move(late) == TransferMove()
+    both = TransferStanding(**{**one, "transferred": frozenset({3, 5, 6})}, over=True, idle=1)
+    assert transfer_move(both) == TransferMove()
+
+
 def test_tuning_ends_in_time_for_the_target():
     # 900 s (Table 4), a target of 200 s: it gets 260 s and a second to start.
     assert tuning_end_s(900, 200) == pytest.approx(900 - 260 - 1)

@@ -223,6 +223,29 @@ def test_a_target_that_fails_makes_room_for_the_second_best():
     assert transfer.next(1).segments[0].trial.parent == 0
 
 
+def test_the_two_best_are_trained_on_the_full_model_and_the_better_counts():
+    found = a_study(surrogate=pk.Shrink(8, targets=2, second=0), seed=3).run()
+    twins = sorted(found.surrogate_trials, key=lambda trial: trial.metrics["loss"])
+    late = [t for t in found.target_trials if t.status is TrialStatus.COMPLETED]
+    assert {t.parent for t in late} >= {twins[0].id, twins[1].id}
+    assert found.best.metrics["loss"] == min(t.metrics["loss"] for t in late)
+
+
+def test_the_next_best_waits_until_tuning_is_over():
+    transfer = started(pk.Shrink(8, targets=2))
+    transfer.next(4)
+    end(transfer, 0, 0.9), end(transfer, 1, 0.5)
+    assert transfer.next(1).segments[0].trial.parent == 1
+    assert transfer.next(1) is None
+    end(transfer, 2, 0.7)
+    assert transfer.next(1) is None
+    end(transfer, 3, 0.8)
+    assert not transfer.done
+    assert transfer.next(1).segments[0].trial.parent == 2
+    assert transfer.next(1) is None
+    assert transfer.done
+
+
 def test_nothing_is_transferred_if_every_surrogate_failed():
     transfer = started(trials=2)
     transfer.next(2)

@@ -27,6 +27,8 @@ class Shrink:
         check: Whether a failing coordinate check stops the study; False: it is only noted.
         widths: Divisors at which the check trains a few steps; default: the model, two in between and the twin.
         steps: Steps of the check.
+        targets: How many of the best configurations are trained on the full model once tuning is over; the best
+            result counts. Where devices would be idle while the best one trains, a second costs energy but no time.
 
     Example:
         >>> Shrink(8)
@@ -41,12 +43,13 @@ class Shrink:
     check: bool = True
     widths: tuple[float, ...] = ()
     steps: int = 4
+    targets: int = 1
 
     def __post_init__(self) -> None:
         number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
         if not number or not math.isfinite(self.factor) or self.factor <= 1:
             raise InvalidInput(f"Shrink takes a factor above 1, such as 8, got {self.factor!r}.")
-        for name, least in (("floor", 1), ("second", 0), ("steps", 1)):
+        for name, least in (("floor", 1), ("second", 0), ("steps", 1), ("targets", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InvalidInput(

@@ -35,6 +35,7 @@ class TransferStanding:
         deadline_s: When a trained target must be there; None: no deadline.
         target_s: Time a target takes, as far as known.
         eager: From which share of the surrogate trials on the best so far is transferred.
+        others: The next best surrogate trials, which are transferred too once tuning has ended.
     """
 
     best: int | None
@@ -48,6 +49,7 @@ class TransferStanding:
     deadline_s: float | None = None
     target_s: float | None = None
     eager: float = 0.5
+    others: tuple[int, ...] = ()
 
 
 @final
@@ -85,11 +87,13 @@ def transfer_move(standing: TransferStanding) -> TransferMove:
 
     The best configuration so far starts on the full model once enough surrogate trials are over and a device has
     nothing else to do. A better one found later joins it on an idle device; without one it replaces the target trial
-    with the least behind it, unless that is past recall.
+    with the least behind it, unless that is past recall. The next best, where they are wanted, come after it.
     """
     best = standing.best
-    if best is None or best in standing.transferred:
+    if best is None:
         return TransferMove()
+    if best in standing.transferred:
+        return _next_best(standing)
     alive = bool(standing.running) or standing.trained
     if alive and not transfer_fits(standing):
         return TransferMove()  # it could not be trained in time: what runs goes on
@@ -105,6 +109,13 @@ def transfer_move(standing: TransferStanding) -> TransferMove:
     return TransferMove(
         start=best, stop=(victim,), why=f"replaced by the configuration of trial {best}, which is better"
     )
+
+
+def _next_best(standing: TransferStanding) -> TransferMove:
+    waiting = [trial for trial in standing.others if trial not in standing.transferred]
+    if not waiting or not standing.over or standing.idle <= 0 or not transfer_fits(standing):
+        return TransferMove()
+    return TransferMove(start=waiting[0], why="one of the best")
 
 
 def _ready(standing: TransferStanding) -> bool:

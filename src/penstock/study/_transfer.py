@@ -313,7 +313,7 @@ class Transfer(Scheduler):
         if self._rules is not None and self.done:
             return self._segments + len(self._targets)
         inner = self.inner.expected
-        more = 1 + (self.shrink.second if self.held else 0)
+        more = self._wanted + (self.shrink.second if self.held else 0)
         return None if inner is None else max(inner + more, self._segments + len(self._targets))
 
     def to_json(self) -> dict[str, object]:
@@ -324,6 +324,7 @@ class Transfer(Scheduler):
             "factor": self.shrink.factor,
             "eager": self.shrink.eager,
             "second": self.shrink.second,
+            "targets": self._wanted,
             "held": dict(self.held),
             "epochs": self.epochs,
             "deadline_s": self.deadline_s,
@@ -336,32 +337,40 @@ class Transfer(Scheduler):
         """What training the target takes, as far as known."""
         return None if self._epoch_s is None or self.epochs is None else self._epoch_s * self.epochs
 
+    @property
+    def _wanted(self) -> int:
+        return getattr(self.shrink, "targets", 1)  # one of an earlier release has none
+
     def _best(self) -> int | None:
-        """The best surrogate trial: of those trained to the end, else of those trained longest."""
+        return next(iter(self._ranked()), None)
+
+    def _ranked(self) -> list[int]:
+        """Surrogate trials, the best first: of those trained to the end, else of those trained longest."""
         assert self._rules is not None
         failed = {
             self._targets[trial] for trial, status in self._ended.items() if status is TrialStatus.FAILED
         }
         if len(failed) >= _TRIES:
-            return None
+            return []
         found = {trial: each for trial, each in self._found.items() if trial not in failed}
         if not found:
-            return None
+            return []
         furthest = max((whole, 0 if whole else epoch) for whole, epoch, _ in found.values())
         rivals = [t for t, (whole, epoch, _) in found.items() if (whole, 0 if whole else epoch) == furthest]
         order = self._rules.order([found[trial][2] for trial in rivals])
         prefer = getattr(self, "prefer", None)  # one of an earlier release has none
-        if prefer is None:
-            return rivals[order[0]]
-        # The best in one objective is of the Pareto set; what the twin drew says little of what the model will.
-        return rivals[min(order, key=lambda at: found[rivals[at]][2][prefer])]
+        if prefer is not None:
+            # The best in one objective is of the Pareto set; what the twin drew says little of what the model will.
+            order = sorted(order, key=lambda at: found[rivals[at]][2][prefer])
+        return [rivals[at] for at in order]
 
     def _standing(self, *, idle: int) -> TransferStanding:
         expected = self.inner.expected
         over = len(self._found) if expected is None else self._segments - len(self._alive)
         length = self.epochs or 1
+        ranked = self._ranked()[: self._wanted]
         return TransferStanding(
-            best=self._best(),
+            best=ranked[0] if ranked else None,
             transferred=frozenset(self._targets.values()),
             running=tuple((trial, epoch / length) for trial, epoch in self._running.items()),
             trained=TrialStatus.COMPLETED in self._ended.values(),
@@ -372,6 +381,7 @@ class Transfer(Scheduler):
             deadline_s=self.deadline_s,
             target_s=self.target_s,
             eager=self.shrink.eager,
+            others=tuple(ranked[1:]),
         )
 
     def _transfer(self, parent: int | None) -> TrialGroup | None:
