@@ -109,7 +109,15 @@ def quality(name, model):
 
 def with_penstock(name, configs, epochs, asha, seed):
     model, data, loss, _ = PROBLEMS[name]
-    task = pk.Task(model, data, loss, optimizer=torch.optim.Adam, epochs=epochs, batch_size=BATCH)
+    task = pk.Task(
+        model,
+        data,
+        loss,
+        optimizer=torch.optim.Adam,
+        epochs=epochs,
+        batch_size=BATCH,
+        checkpoint_epochs=epochs,  # and at the end of a rung; Ray Tune's side saves at the end too
+    )
     trials = len(configs)
     scheduler = pk.ASHA(max_epochs=epochs, trials=trials) if asha else pk.Full(trials=trials, epochs=epochs)
     with tempfile.TemporaryDirectory() as folder:

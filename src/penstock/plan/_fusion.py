@@ -136,7 +136,7 @@ def choose_count(
     what befalls one of them.
 
     More is not always better: on CPUs wide fused convolutions fall out of the caches. The search stops when twice in
-    a row a doubling has not helped, at the memory's limit, and at the number of trials. Two fused members may well
+    a row a doubling has hardly helped, at the memory's limit, and at the number of trials. Two fused members may well
     be slower than two alone where eight are faster (small layers, whose cost is the call): each count is therefore
     compared with the one before, and the best of all counts.
 
@@ -172,7 +172,7 @@ def choose_count(
             if limit < 2:
                 reason = "two members don't fit the memory"
                 break
-        worse = 0 if profile.throughput > profiles[-2].throughput else worse + 1
+        worse = 0 if _NEAR * profile.throughput > profiles[-2].throughput else worse + 1
         if profile.throughput > best.throughput:
             best = profile
         if count == min(limit, trials):
