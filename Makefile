@@ -46,10 +46,10 @@ test-minimum: ## Run the core's tests with the oldest versions that pyproject.to
 	  -e '.[examples,postgres]' pytest hypothesis
 	.venv-minimum/bin/python -m pytest -q $(MINIMUM)
 
-bench: $(VENV)/.bench ## Run every benchmark (list: benchmarks/all.py) and make docs/results.md and the README's table
-	$(BIN)/python -m benchmarks.all
+bench: $(VENV)/.bench ## Run the benchmarks of benchmarks/all.py and make the pages of results; LONG=1: those of half an hour and more too
+	$(BIN)/python -m benchmarks.all $(if $(LONG),--long)
 
-results: $(VENV)/.dev ## Make docs/results.md and the README's table from benchmarks/results
+results: $(VENV)/.dev ## Make docs/results.md and the tables of README.md and docs/flagship.md from benchmarks/results
 	$(BIN)/python -m benchmarks.report
 
 bench-zeus: $(VENV)/.bench ## Recurring jobs replayed from the Zeus traces (PENSTOCK_DATA names their folder)

@@ -1,9 +1,10 @@
 """Run every benchmark, one after another, and make the pages of results from what they write.
 
-Run with: python -m benchmarks.all [--list] [--only NAME ...] [--long] (make bench)
+Run with: python -m benchmarks.all [--list] [--only NAME ...] [--long] (make bench, make bench LONG=1)
 
-This is the one list of benchmarks. Those marked long take more than half an hour each and run with ``--long``; those
-that need public data run where the variable PENSTOCK_DATA names its folder. One that fails is told at the end.
+This is the one list of benchmarks, and every file of benchmarks/results is one that an entry here writes. Those marked
+long take more than half an hour each and run with ``--long``; those that need public data run where the variable
+PENSTOCK_DATA names its folder. What is skipped is told at the beginning and at the end, what has failed at the end.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Benchmark:
     data: str = ""
     long: bool = False
 
+    def skipped(self, long: bool) -> str:
+        """Why it does not run; empty: it does."""
+        if self.long and not long:
+            return "long"
+        if self.data and not (DATA and (Path(DATA) / self.data).is_dir()):
+            return f"needs PENSTOCK_DATA/{self.data}"
+        return ""
+
 
 def script(path: str, *arguments: str) -> tuple[str, ...]:
     return (f"benchmarks/{path}.py", *arguments)
@@ -39,16 +48,30 @@ def module(path: str, *arguments: str) -> tuple[str, ...]:
     return ("-m", f"benchmarks.{path}", *arguments)
 
 
+def whole_study(model: str, *, asha: bool) -> Benchmark:
+    name = f"hydro_study_{model}{'_asha' if asha else ''}"
+    options = ("--asha",) if asha else ()
+    arguments = script("papers/hydro/study", "--model", model, *options, "--seeds", "0", "1", "2", "--save")
+    return Benchmark(name, arguments, (name,), long=True)
+
+
 BENCHMARKS = (
     Benchmark("throughput", script("throughput"), ("throughput",)),
+    Benchmark("throughput_no_ray", script("throughput", "--no-ray"), ("throughput_no_ray",)),
     Benchmark("asha", script("asha"), ("asha",)),
+    Benchmark("asha_optuna", script("asha", "--peers", "optuna"), ("asha_optuna",)),
     Benchmark("scale", script("scale"), ("scale",)),
     Benchmark("loop", module("loop"), ("loop",)),
     Benchmark("decide", module("decide"), ("decide",)),
     Benchmark("dashboard", script("dashboard"), ("dashboard",)),
     Benchmark("energy", script("energy"), ("energy",), data="zeus"),
     Benchmark("ray_local", script("ray_local"), ("ray_local",)),
-    Benchmark("flagship", script("flagship"), ("flagship_ablation",), long=True),
+    Benchmark(
+        "flagship",
+        script("flagship", "--figure", "docs/images/flagship-ablation.png"),
+        ("flagship_ablation",),
+        long=True,
+    ),
     Benchmark("defaults_digits", script("defaults", "digits"), ("defaults_digits",), long=True),
     Benchmark("defaults_characters", script("defaults", "characters"), ("defaults_characters",), long=True),
     Benchmark(
@@ -64,7 +87,16 @@ BENCHMARKS = (
         "fluid_studies", script("papers/fluid/studies", "--data", DATA), ("fluid_studies",), data="gavel"
     ),
     Benchmark("fluid_local", script("papers/fluid/local"), ("fluid_local",), long=True),
-    Benchmark("hydro_study", script("papers/hydro/study", "--save"), (), long=True),
+    Benchmark(
+        "fluid_local_storage",
+        script("papers/fluid/local", "--wait", "0.03", "--name", "fluid_local_storage"),
+        ("fluid_local_storage",),
+        long=True,
+    ),
+    whole_study("cnn", asha=False),
+    whole_study("cnn", asha=True),
+    whole_study("transformer", asha=False),
+    whole_study("transformer", asha=True),
     Benchmark("hydro_fusion", script("papers/hydro/fusion", "--save"), ("hydro_fusion",)),
     Benchmark("hydro_lanes", script("papers/hydro/lanes", "--save"), ("hydro_lanes",)),
     Benchmark("hydro_members", script("papers/hydro/members", "--save"), ("hydro_members",)),
@@ -74,6 +106,15 @@ BENCHMARKS = (
         "hydro_mixed",
         script("papers/hydro_coordinator/mixed", "--rates", f"{DATA}/gavel/simulation_throughputs.json.xz"),
         ("hydro_mixed",),
+        data="gavel",
+    ),
+    Benchmark(
+        "hydro_cluster",
+        script(
+            "papers/hydro_coordinator/mixed",
+            *("--rates", f"{DATA}/gavel/simulation_throughputs.json.xz", "--large", "3000"),
+        ),
+        ("hydro_cluster",),
         data="gavel",
     ),
     Benchmark(
@@ -127,21 +168,19 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="also those of more than half an hour")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[b.name for b in BENCHMARKS])
     given = parser.parse_args()
-    failed, skipped = [], []
-    for benchmark in BENCHMARKS:
-        if given.only and benchmark.name not in given.only:
-            continue
-        if given.list:
-            print(
-                f"{benchmark.name:24}{'long  ' if benchmark.long else '      '}{' '.join(benchmark.arguments)}"
-            )
-            continue
-        if benchmark.long and not (given.long or given.only):
-            skipped.append(f"{benchmark.name} (long)")
-            continue
-        if benchmark.data and not (DATA and (Path(DATA) / benchmark.data).is_dir()):
-            skipped.append(f"{benchmark.name} (needs PENSTOCK_DATA/{benchmark.data})")
-            continue
+    wanted = [b for b in BENCHMARKS if not given.only or b.name in given.only]
+    if given.list:
+        for each in wanted:
+            needs = f"PENSTOCK_DATA/{each.data}" if each.data else ""
+            print(f"{each.name:30}{'long' if each.long else '':6}{needs:30}{' '.join(each.arguments)}")
+        return 0
+    long = given.long or bool(given.only)
+    reasons = {each.name: each.skipped(long) for each in wanted}
+    skipped = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
+    if skipped:
+        print(f"skipped: {skipped}", flush=True)
+    failed = []
+    for benchmark in (each for each in wanted if not reasons[each.name]):
         print(f"== {benchmark.name}", flush=True)
         began_s = time.monotonic()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
@@ -152,14 +191,13 @@ def main() -> int:
         )
         if done.returncode:
             failed.append(benchmark.name)
-    if given.list:
-        return 0
     from benchmarks.report import main as report
 
     report([])
-    for what, names in (("skipped", skipped), ("failed", failed)):
-        if names:
-            print(f"{what}: {', '.join(names)}")
+    if skipped:
+        print(f"skipped: {skipped}")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 

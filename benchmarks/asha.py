@@ -203,7 +203,11 @@ def main() -> None:
         keys = ("ratio", "makespan_s", "wall_s", "epochs")
         results[name] = {key: _bench.spread([r[key] for r in found]) for key in keys}
         print(f"  {name:10s}", *(f"{key} {_bench.text([r[key] for r in found])}" for key in keys))
-    _bench.save("asha", "make bench-asha", results, ("optuna", "ray", "syne-tune"))
+    if peers == ["optuna"]:
+        command = f"python benchmarks/asha.py --repeats {options.repeats} --peers optuna"
+        _bench.save("asha_optuna", command, results, ("optuna",))
+    else:
+        _bench.save("asha", "make bench-asha", results, ("optuna", "ray", "syne-tune"))
 
 
 if __name__ == "__main__":

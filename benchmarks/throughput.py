@@ -117,7 +117,11 @@ def main() -> None:
         name: {"per_s": _bench.spread(values), "penstock_ratio": _bench.spread(ratios[name])}
         for name, values in rates.items()
     }
-    _bench.save("throughput", "make bench-throughput", results, ("optuna", "ray"))
+    if options.no_ray:
+        command = f"python benchmarks/throughput.py --repeats {options.repeats} --no-ray"
+        _bench.save("throughput_no_ray", command, results, ("optuna",))
+    else:
+        _bench.save("throughput", "make bench-throughput", results, ("optuna", "ray"))
 
 
 if __name__ == "__main__":

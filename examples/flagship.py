@@ -1,9 +1,11 @@
 # Run with: python examples/flagship.py [local | ray | simulated]
 """All five at once: limits by predictors, Hyperband on accuracy and energy, a narrow twin whose trials train fused,
-Fluid planning, power limits found just in time, a budget in watt-hours. Killed in the middle, it goes on there."""
+Fluid planning, power limits found just in time, a budget in watt-hours. Killed in the middle, it goes on from there
+when it is run again."""
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -104,10 +106,27 @@ def study(where, store, known, *, max_epochs=9, **options):
     )
 
 
+def unfinished(store):
+    """The study that an earlier run of this file was stopped in the middle of, or None."""
+    if not Path(store).exists():
+        return None
+    try:
+        left = pk.Study.load(store)
+    except pk.errors.InvalidInput:
+        return None  # it was killed before there was one
+    closed = left.state.closed
+    return left if closed is None or closed.reason in ("interrupted", "error") else None
+
+
 if __name__ == "__main__":
     quick = "PENSTOCK_EXAMPLE_QUICK" in os.environ
     where = sys.argv[1] if len(sys.argv) > 1 else "simulated" if quick else "local"
-    found = study(where, f"flagship-{where}.db", predictors())
+    store = f"flagship-{where}.db"
+    found = unfinished(store)
+    if found is None:
+        found = study(where, store, predictors())
+    else:
+        print(f"going on with {found.name!r} of {store}, after {found.state.epochs} epochs")
     found.run(view="lines")
     print(found)
     print(f"{len(found.surrogate_trials)} trials of the twin, {len(found.target_trials)} of the model itself")

@@ -46,14 +46,19 @@ def make_train():
 
 if __name__ == "__main__":
     quick = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
-    study = pk.Study(
-        make_train(),
-        pk.Space(lr=pk.Float(1e-3, 1.0, log=True), width=pk.Int(16, 256, log=True)),
-        maximize="accuracy",
-        scheduler=pk.ASHA(max_epochs=4 if quick else 27),
-        budget=pk.Budget(trials=4 if quick else 40),
-        executor=pk.Ray(),  # RAY_ADDRESS, as ray job submit sets it; else Ray on this machine alone
-        name="digits-on-ray",
-    )
+    store, name = "penstock.db", "digits-on-ray"
+    try:
+        study = pk.Study.load(store, name)  # the job was ended before the study was, and is run again
+    except pk.errors.PenstockError:  # there is none yet
+        study = pk.Study(
+            make_train(),
+            pk.Space(lr=pk.Float(1e-3, 1.0, log=True), width=pk.Int(16, 256, log=True)),
+            maximize="accuracy",
+            scheduler=pk.ASHA(max_epochs=4 if quick else 27),
+            budget=pk.Budget(trials=4 if quick else 40),
+            executor=pk.Ray(),  # RAY_ADDRESS, as ray job submit sets it; else Ray on this machine alone
+            store=store,
+            name=name,
+        )
     study.run(view="lines")
     print(study)

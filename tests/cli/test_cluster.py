@@ -101,6 +101,40 @@ def test_what_cannot_be_read_is_said(files, call, says):
         call(files)
 
 
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('{"a": {"v100": "x"}}', r"'a' on 'v100' can't make 'x' iterations"),
+        ('{"a": {"v100": -1}}', r"'a' on 'v100' can't make -1 iterations"),
+        ('{"a": {"v100": NaN}}', r"'a' on 'v100' can't make nan iterations"),
+        (f'{{"a": {{"v100": {"9" * 400}}}}}', r"'a' on 'v100' can't make 9+\.\.\.9+ iterations"),
+        ("[1, 2]", r"takes \{trial kind: \{device kind: number\}\}, got \[1, 2\]"),
+        ('{"a": 3}', r"got \{'a': 3\}"),
+        ("[" * 100_000, "can't be read"),
+        ("""{"v100": {"('LM', 1)": {"null": -2.0}}}""", r"'LM' on 'v100' can't make -2.0 iterations"),
+        ("""{"v100": {"('LM', 1)": 3}}""", r"of 'v100' is not as in Gavel's tables.*got 3"),
+        ("""{"v100": {"('LM'": {"null": 1.0}}}""", r"of 'v100' is not as in Gavel's tables"),
+        ("""{"v100": {"('LM', 1)": {"null": 1.0, "('LM', 1)": ["x"]}}}""", "not as in Gavel's tables"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rate_is_named_with_its_place(tmp_path, table, says):
+    (tmp_path / "r.json").write_text(table)
+    with pytest.raises(InvalidInput, match=says) as told:
+        read_rates(str(tmp_path / "r.json"))
+    assert "Error(" not in str(told.value)
+
+
+def test_devices_that_no_trial_is_known_to_run_on_are_named(tmp_path):
+    done = run("--jobs", 3, "--devices", "foo=2")
+    assert isinstance(done.exception, InvalidInput)
+    assert "--devices foo=2: no trial is known to run" in str(done.exception)
+    assert "a100, k80, p100, v100" in str(done.exception)
+    (tmp_path / "r.json").write_text('{"a": {"v100": 0, "foo": 1}}')
+    done = run("--jobs", 3, "--devices", "v100=2", "--rates", tmp_path / "r.json")
+    assert "There are rates for foo;" in str(done.exception)
+    assert run("--jobs", 3, "--devices", "foo=2,v100=1").exit_code == 0
+
+
 def test_kinds_without_jobs_are_refused():
     assert isinstance(run("--devices", "v100=8").exception, InvalidInput)
     assert isinstance(run("--devices", "0").exception, InvalidInput)

@@ -108,6 +108,21 @@ def test_trials_of_a_damaged_journal_are_shown_and_the_damage_is_said(penstock, 
         assert "completed" in done.stdout
 
 
+def test_two_forms_of_the_trials_at_once_are_refused(penstock, tmp_path):
+    done = penstock("trials", "none.db", "--csv", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--csv and --json" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["tune", "recur", "profile", "simulate"])
+def test_a_file_that_is_not_pythons_is_said_to_be_none(penstock, tmp_path, command):
+    (tmp_path / "c.toml").write_text("[study]\n")
+    done = penstock(command, "c.toml")
+    assert done.returncode == 2
+    assert "'c.toml' is not a Python file" in done.stderr
+    assert "No module named" not in done.stderr
+
+
 def damage(path):
     """Change the journal's last record, as a failing disk does."""
     connection = sqlite3.connect(path)

@@ -145,3 +145,15 @@ def test_payloads_of_another_shape(data: Any) -> None:
     for event in every_event():
         with pytest.raises(StoreCorrupt):
             from_record(event.kind, 1, 0.0, data)
+
+
+def test_a_group_of_an_older_version_has_no_refused_proposals() -> None:
+    segments = (Segment(Trial(4, {"x": 1}, 7)),)
+    new = Submitted(1.0, 1, segments, "", ((4, 12),))
+    kind, trial, time_s, data = to_record(new)
+    assert from_record(kind, trial, time_s, data) == new
+    del data["refused"]
+    assert from_record(kind, trial, time_s, data) == Submitted(1.0, 1, segments)
+    assert (
+        "refused" not in to_record(Submitted(1.0, 1, segments))[3]
+    )  # nor for who reads it with an older one

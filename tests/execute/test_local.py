@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import penstock as pk
+from penstock.core import Ended, Share
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute import Job, Local
 from penstock.execute import _local as local_module
@@ -116,3 +119,36 @@ def test_it_pickles_as_it_was_made() -> None:
 
 def test_usable_cores_is_at_least_one() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_a_trial_that_is_to_spread_while_it_waits_for_another_is_not_left_waiting(tmp_path: Path) -> None:
+    """The idle device is kept for the very trial that waits: nobody may hand it to that trial as a place of its own."""
+
+    @pk.elastic(max_devices=2)
+    def work(run: pk.Run) -> None:
+        for _ in run.epochs():
+            time.sleep(run.config["s"])
+            run.report(loss=1.0)
+
+    executor = Local(2)
+    executor.open(Job(work, tmp_path, ("loss",)))
+    try:
+        short = [segment(number, until=1, config={"s": 0.001}) for number in range(6)]
+        drive = Drive(executor, short)
+        drive.finish(6)  # by now the executor queues trials behind each other
+        one, two = (Share(free.device.id) for free in executor.free())
+        long, waits = segment(10, until=1, config={"s": 0.3}), segment(11, until=3, config={"s": 0.01})
+        drive.submit([long, waits])
+        drive.start([long], [one], max_devices=2)
+        drive.start([waits], [one], max_devices=2)
+        executor.resize(11, [one, two])
+        ended: set[int] = set()
+        deadline_s = time.monotonic() + 30
+        free: list[float] = []
+        while (not ended >= {10, 11} or free != [1.0, 1.0]) and time.monotonic() < deadline_s:
+            ended |= {event.trial for event in drive.poll(0.1) if isinstance(event, Ended)}
+            free = [each.fraction for each in executor.free()]
+        assert ended >= {10, 11}
+        assert free == [1.0, 1.0]  # nothing stays held
+    finally:
+        executor.close()

@@ -582,11 +582,43 @@ def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> Non
         {"cpus": 0},
         {"gpus": False, "kinds": "V100"},
         {"wait_s": -1},
+        {"kinds": 3},
+        {"kinds": [3]},
+        {"runtime_env": 3},
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         Ray(**options)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setattr("penstock.execute._ray._KNOCK_S", 0.5)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, so that nobody else takes it, and not listened at
+        address = f"{scheme}127.0.0.1:{taken.getsockname()[1]}"
+        executor = Ray(address)
+        with pytest.raises(ExecutorError, match=rf"{address}.*refused.*Ray\(None\)"):
+            executor._connect(NoRay())
+        executor.close()
+        taken.listen()
+        with pytest.raises(ExecutorError, match="asked Ray"):  # now it is Ray's affair
+            executor._connect(NoRay())
+
+
+class NoRay:
+    """Stands in for Ray, to see whether it was asked."""
+
+    __version__ = "0"
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, *arguments: Any, **options: Any) -> None:
+        raise RuntimeError("asked Ray")
 
 
 def test_it_is_kept_with_a_study_as_it_was_made() -> None:

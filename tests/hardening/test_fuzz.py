@@ -9,7 +9,6 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -123,23 +122,14 @@ def test_damaged_files(tmp_path_factory, store, rng):
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
-WORDS = ["s.db", "x", "t.py", "t.py:study", "t.py:job", "bad.py:study", "no.module:x", "", "-", "--", "0", "1", "-1",
-         "2", "nan", "inf", "1e400", "\u00b2", "\u0663", "9" * 30, "v100=2", "v100=2,p100=1", "v100=0", "v100=1:2:3:4",
-         "j.csv", "r.json", "a=b", "trials=3", "trials=x", "finish=1", "time_s=nan", "=", "postgresql://", "sqlite:///s.db",
-         "sqlite://", "mysql://x", "asha", "hyperband", "money", "both", "\ud800", "o.md", "o.xyz", "/nowhere/x.html",
-         ".", "..", "live", "quiet"]  # fmt: skip
-COMMANDS = {
-    name: [option for parameter in command.params for option in parameter.opts if option.startswith("-")]
-    for name, command in typer.main.get_command(app).commands.items()
-    if name not in ("dashboard", "measure")  # one serves until it is stopped, the other runs what it is told
-}
+COMMANDS = fuzz.options_of("dashboard", "measure")  # one serves until it is stopped, one runs what it is told
 
 
 @st.composite
 def commands(draw):
     name = draw(st.sampled_from(sorted(COMMANDS)))
     option = st.sampled_from([*COMMANDS[name], "--nope"])
-    word = st.sampled_from(WORDS) | st.text(alphabet=st.characters(exclude_characters="\0"), max_size=5)
+    word = st.sampled_from(fuzz.WORDS) | st.text(alphabet=st.characters(exclude_characters="\0"), max_size=5)
     parts = draw(st.lists(st.tuples(word) | st.tuples(option, word) | st.tuples(option), max_size=4))
     more = ["--trials", "3", "--max-epochs", "3"] if name == "simulate" else []
     return [name, *(item for part in parts for item in part), *more]
@@ -148,14 +138,7 @@ def commands(draw):
 @pytest.fixture
 def workplace(tmp_path, monkeypatch, store):
     monkeypatch.chdir(tmp_path)
-    with open_store("s.db", write=True) as opened:
-        entry = opened.create("fuzzed", SPEC, b"work")
-        opened.lock(entry.id)
-        opened.append(entry.id, JOURNALS[1])
-    (tmp_path / "t.py").write_text("study = 3\ndef job(): return 4\n")
-    (tmp_path / "bad.py").write_text("1 / 0\n")
-    (tmp_path / "j.csv").write_text("arrival_s,kind,trials,iterations\n0,compute,3,10\n")
-    (tmp_path / "r.json").write_text('{"a": {"v100": 1.0}}')
+    fuzz.furnish(tmp_path, SPEC, JOURNALS[1])
 
 
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
@@ -215,48 +198,26 @@ def test_tables(tmp_path_factory, rng):
 
 # --- the dashboard ----------------------------------------------------------------------------------------------------
 
-VIEWS = ["overview", "history", "curves", "table", "pareto", "importance", "parallel", "devices", "power", "sm2",
-         "limits", "log", "trial", "nope", "%00", "stream/x"]  # fmt: skip
-KEYS = [
-    "sort",
-    "filter",
-    "limit",
-    "offset",
-    "x",
-    "trial",
-    "metric",
-    "name",
-    "metrics",
-    "log",
-    "trials",
-    "token",
-    "after",
-]
-VALUES = ["", "0", "-1", "1e999", "nan", "loss", "lr < 0.5", "loss <", "((", "9" * 50, "\u00b2", "lr", "1,2,3",
-          "<script>", "a" * 3000, "act == 'relu'", "__import__('os')", "lr**lr**9**9", "not " * 200, "(" * 500,
-          "1<2<3"]  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    path = tmp_path_factory.mktemp("dashboard") / "s.db"
-    with open_store(path, write=True) as opened:
-        entry = opened.create("fuzzed", SPEC, None)
-        opened.lock(entry.id)
-        opened.append(entry.id, JOURNALS[2])
-    feed = Feed(str(path))
+    folder = tmp_path_factory.mktemp("dashboard")
+    study = fuzz.furnish(folder, SPEC, JOURNALS[2])
+    feed = Feed(str(folder / "s.db"))
     with TestClient(make_app(feed), follow_redirects=False, raise_server_exceptions=False) as made:
-        assert feed.wait_read(entry.id, 30)
+        assert feed.wait_read(study, 30)
         yield made
 
 
 @settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(
-    st.builds("/api/study/{}/{}".format, st.sampled_from([1, 0, -1, 10**30, "x"]), st.sampled_from(VIEWS))
-    | st.sampled_from(
-        ["/", "//", "/%ff", "/api/recurring", "/api/studies", "/static/../app.js", "/static/x", "/api/"]
+    st.builds(
+        "/api/study/{}/{}".format, st.sampled_from([1, 0, -1, 10**30, "x"]), st.sampled_from(fuzz.VIEWS)
+    )
+    | st.sampled_from(fuzz.PATHS),
+    st.dictionaries(
+        st.sampled_from(fuzz.KEYS), st.sampled_from(fuzz.VALUES) | st.text(max_size=5), max_size=3
     ),
-    st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES) | st.text(max_size=5), max_size=3),
     st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "OPTIONS"]),
     st.sampled_from(
         [{}, {"accept-encoding": "gzip"}, {"authorization": "Bearer"}, {"cookie": "penstock_token=1;;;="}]

@@ -2,6 +2,8 @@
 
 import json
 import re
+import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,17 +34,24 @@ def test_the_pages_are_what_the_files_say(tools, capsys):
 
 def test_a_changed_figure_or_page_is_noticed(tools, results, monkeypatch, tmp_path, capsys):
     report, _ = tools
-    text = report.README.read_text()
+    text = report.filled(report.README, report.readme_table(results))
     changed = re.sub(r"(\d)/s \(", lambda found: f"{(int(found[1]) + 1) % 10}/s (", text, count=1)
     assert changed != text
     (tmp_path / "README.md").write_text(changed)
+    flagship = report.FLAGSHIP.read_text()
+    (tmp_path / "flagship.md").write_text(flagship.replace("| surrogate | 1", "| surrogate | 2"))
     monkeypatch.setattr(report, "README", tmp_path / "README.md")
+    monkeypatch.setattr(report, "FLAGSHIP", tmp_path / "flagship.md")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "PAGE", tmp_path / "results.md")
     assert report.main(["--check"]) == 1
-    assert capsys.readouterr().out.count("run python -m benchmarks.report") == 2
+    assert capsys.readouterr().out.count("run python -m benchmarks.report") == 3
     assert report.main([]) == 0
-    assert (tmp_path / "README.md").read_text() == report.readme(text, report.readme_table(results))
+    assert (tmp_path / "README.md").read_text() == text
+    assert (tmp_path / "flagship.md").read_text() == flagship
+    (tmp_path / "README.md").write_text(text.replace(report.END, ""))
+    with pytest.raises(ValueError, match=r"README\.md has no lines"):
+        report.main(["--check"])
 
 
 def test_figures_are_the_files_own(results):
@@ -58,6 +67,53 @@ def test_figures_are_the_files_own(results):
         assert document["machine"]["processor"] in section
         for package, version in document["versions"].items():
             assert f"{package} {version}" in section
+
+
+def test_the_flagships_table_is_the_files_own():
+    """Read from the file by hand, not by an extractor."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "flagship_ablation.json").read_text())["results"]
+    page = (ROOT / "docs" / "flagship.md").read_text()
+    names = {"all": "(all of them on)", "none of them": "all of them off"}
+    for name, each in found.items():
+        line = re.escape(f"| {names.get(name, name.removeprefix('no '))} | ")
+        cells = re.search(rf"^{line}(.*) \|$", page, re.MULTILINE)[1].split(" | ")
+        for cell, key in zip(cells, ("makespan_h", "energy_wh", "accuracy", "violations"), strict=True):
+            shown = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", cell)]
+            half = 0.5 if key in ("energy_wh", "violations") else 0.005
+            values = each[key]["values"]
+            assert shown == pytest.approx([statistics.median(values), min(values), max(values)], abs=half)
+
+
+def test_hydros_row_is_the_whole_study_once_it_was_measured(tools, results):
+    report, _ = tools
+    parts = {name: each for name, each in results.items() if name != "hydro_study_cnn"}
+    assert report.papers(parts)[-1][:3] == (*report.HYDRO, "hydro_fusion")
+    one_side = {**parts, "hydro_study_cnn": {"results": {"runs": {}}}}
+    assert report.papers(one_side)[-1][2] == "hydro_fusion"
+    both = {**parts, "hydro_study_cnn": {"results": {"summary": {"times_shorter": 6.27}}}}
+    *_, name, read, _ = report.papers(both)[-1]
+    assert (name, report.headline(name, read, both)) == ("hydro_study_cnn", "6.27x")
+
+
+def test_hyperpowers_row_is_of_the_papers_method_and_data(tools):
+    """Not of whatever method gains the most."""
+    report, _ = tools
+
+    def case(share, **gains):
+        tables = [
+            {"method": method.replace("_", "-"), "time_to_samples": {"gain": gain}}
+            for method, gain in gains.items()
+        ]
+        return {"feasible": share, "tables": tables}
+
+    found = {
+        "mnist, Simulated GTX 1070, 10%": case(0.1, Rand=43.8, Rand_Walk=4.74),
+        "mnist, Simulated GTX 1070, 3.5%": case(0.034, Rand=90.0, Rand_Walk=61.2),
+        "cifar, Simulated GTX 1070, 3.5%": case(0.03, Rand=99.0, Rand_Walk=98.0),
+    }
+    assert report.walked(found) == (
+        "4.74x with limits that 10% of configurations keep; 61.2x with limits that 3.4% of configurations keep"
+    )
 
 
 def test_every_paper_stands_beside_ours(tools, results):
@@ -80,7 +136,7 @@ def test_numbers_as_people_read_them(tools, value, text):
 
 
 def test_every_benchmark_is_in_the_list(tools):
-    """What can be run is run by ``make bench``; what has results is what something there writes."""
+    """What can be run is run by ``make bench LONG=1``."""
     _, every = tools
     listed = {argument for each in every.BENCHMARKS for argument in each.arguments}
     listed |= {
@@ -96,3 +152,70 @@ def test_every_benchmark_is_in_the_list(tools):
     assert runnable - listed == set()
     for path in (argument for argument in listed if argument.endswith(".py")):
         assert (ROOT / path).exists(), path
+
+
+def test_what_has_results_is_what_something_in_the_list_writes(tools):
+    _, every = tools
+    written = [name for each in every.BENCHMARKS for name in each.writes]
+    assert len(written) == len(set(written))
+    saved = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+    assert saved - set(written) == set()
+    assert all(each.writes for each in every.BENCHMARKS)
+
+
+def test_what_is_written_has_an_extractor_of_its_own(tools):
+    report, every = tools
+    assert {name for each in every.BENCHMARKS for name in each.writes} == set(report.EXTRACT)
+
+
+def test_what_is_skipped_is_told_before_anything_runs(tools, monkeypatch, tmp_path, capsys):
+    report, every = tools
+    ran = []
+
+    def run(command, **_):
+        ran.append((command[1], capsys.readouterr().out))
+        return subprocess.CompletedProcess(command, 0)
+
+    few = (
+        every.Benchmark("short", ("short.py",), ("short",)),
+        every.Benchmark("longer", ("longer.py",), ("longer",), long=True),
+        every.Benchmark("fed", ("fed.py",), ("fed",), data="zeus"),
+    )
+    monkeypatch.setattr(every, "BENCHMARKS", few)
+    monkeypatch.setattr(every, "DATA", str(tmp_path))
+    monkeypatch.setattr(every.subprocess, "run", run)
+    monkeypatch.setattr(report, "main", lambda _: 0)
+    skipped = "skipped: longer (long), fed (needs PENSTOCK_DATA/zeus)\n"
+    monkeypatch.setattr(sys, "argv", ["all"])
+    assert every.main() == 0
+    [(script, before)] = ran
+    assert script == "short.py"
+    assert before.startswith(skipped)
+    assert capsys.readouterr().out.endswith(skipped)
+    (tmp_path / "zeus").mkdir()
+    ran.clear()
+    monkeypatch.setattr(sys, "argv", ["all", "--long"])
+    assert every.main() == 0
+    assert [script for script, _ in ran] == ["short.py", "longer.py", "fed.py"]
+    assert "skipped" not in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["all", "--list"])
+    assert every.main() == 0
+    assert "PENSTOCK_DATA/zeus" in capsys.readouterr().out
+
+
+def test_a_driver_that_keeps_records_is_judged_per_trial(tools):
+    """1 MB over four fifths of 250 trials is 5 kB for each, of 500 it is 2.5."""
+    report, _ = tools
+    from benchmarks.hardening import soak
+
+    for trials, flat in ((250, False), (500, True)):
+        figures = {
+            "driver_mb": {"start": 50.0, "gain": 1.0, "flat": not flat},
+            "driver_handles": {"start": 9.0, "gain": 0.0, "flat": True},
+        }
+        found = {"trials": trials, "seconds": 60.0, "figures": figures}
+        soak.judge_per_trial(found)
+        assert found["driver_kb_per_trial"] == pytest.approx(1250 / trials)
+        assert figures["driver_mb"]["flat"] is flat
+        [row] = report.soak({"long": found})
+        assert row.ours.startswith("flat" if flat else "grows")

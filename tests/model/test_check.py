@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from penstock.core.errors import InvalidInput
 from penstock.model import CoordinateCheck, coordinate_check, parametrize, scale_groups, shrink
-from penstock.model._check import _line
+from penstock.model._check import _line, _measure
 
 _spec = importlib.util.spec_from_file_location("nets", Path(__file__).with_name("nets.py"))
 nets = importlib.util.module_from_spec(_spec)
@@ -105,6 +106,112 @@ def test_a_divergence_is_found():
     assert not check.ok
     assert "diverges" in {layer.verdict for layer in check.layers}
     assert CoordinateCheck.from_json(check.to_json()).to_json() == check.to_json()
+
+
+class Loud(torch.autograd.Function):
+    """Passes its input on, and a gradient that is ``gain`` times as large back."""
+
+    @staticmethod
+    def forward(context, x, gain):
+        context.gain = gain
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.gain, None
+
+
+class Amplifier(nn.Module):
+    def __init__(self, gain):
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, x):
+        return Loud.apply(x, self.gain)
+
+
+def test_gradients_that_grow_with_the_width_are_found_where_activations_tell_nothing():
+    def amplified(power):
+        make = ours(lambda: nets.mlp(128), batch()[0][:2], torch.optim.Adam, 0.005)
+
+        def louder(divisor, seed):
+            model, optimizer = make(divisor, seed)
+            model.insert(2, Amplifier((128 / divisor) ** power))
+            return model, optimizer
+
+        return coordinate_check(louder, [batch()], F.cross_entropy, divisors=(1, 2, 4, 8))
+
+    plain, loud = amplified(0), amplified(2)
+    assert plain.ok, str(plain)
+    assert [x.layer for x in loud.layers] == [x.layer for x in plain.layers]
+    assert {x.verdict for x in loud.layers} == {"ok"}  # Adam divides a gradient's size away
+    assert [x.layer for x in loud.failures] == ["gradient of 0.weight", "gradient of 0.bias"]
+    before, after = ({x.layer: x.slope for x in check.gradients} for check in (plain, loud))
+    assert before["0.weight"] == pytest.approx(-1, abs=0.3)  # hidden gradients shrink as 1/width
+    assert before["5.weight"] == pytest.approx(0, abs=0.3)  # an output's stay
+    assert after["0.weight"] - before["0.weight"] == pytest.approx(2, abs=0.1)
+    assert not loud.ok
+    assert "gradient of 0.weight grows (slope +" in loud.explain()
+    assert str(loud).splitlines()[-1].split()[:3] == ["gradient", "of", "0.bias"]
+    assert "gradient" not in str(plain)
+    assert CoordinateCheck.from_json(loud.to_json()) == loud
+
+
+def test_a_gradient_that_is_not_finite_is_found():
+    class Rooted(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.body, self.out = nn.Linear(12, width), nn.Linear(width, 5)
+            self.scale = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return self.out(self.body(x)) + self.scale.sqrt()  # the root of 0 has no derivative
+
+    def make(divisor, seed):
+        torch.manual_seed(seed)
+        model = Rooted(int(64 / divisor))
+        return model, torch.optim.SGD([*model.body.parameters(), *model.out.parameters()], lr=1e-4)
+
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 8))
+    assert ("gradient of scale", "diverges") in [(x.layer, x.verdict) for x in check.failures]
+
+
+def test_a_gradient_is_its_root_mean_square_whether_sparse_or_not():
+    words, targets = torch.tensor([1, 1, 3]), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Embedding(7, 4, sparse=sparse)
+        torch.autograd.backward(F.mse_loss(model(words), targets))
+        _measure(model, found.setdefault(sparse, {}))
+        dense = model.weight.grad.to_dense() if sparse else model.weight.grad
+        assert found[sparse] == {"weight": pytest.approx(float(dense.pow(2).mean().sqrt()))}
+        model.weight.grad = dense * 0
+        _measure(model, found[sparse])
+    assert found[False] == pytest.approx(found[True])  # the largest of the two stays
+
+
+def test_a_check_of_an_earlier_release_is_read():
+    make = ours(lambda: nets.mlp(64), batch()[0][:2], torch.optim.SGD, 0.1)
+    check = coordinate_check(make, [batch()], F.cross_entropy, divisors=(1, 8), steps=1, seeds=1)
+    data = check.to_json()
+    del data["gradients"]
+    old = CoordinateCheck.from_json(data)
+    assert (old.layers, old.gradients, old.ok) == (check.layers, (), check.ok)
+
+
+def test_a_step_takes_its_median_time(monkeypatch):
+    now = [0.0]
+    taken_s = iter([9, 2, 3, 1, 4, 1, 1, 8, 5, 6, 7, 5])  # 3 seeds of 2 steps, narrow then wide
+
+    def loss(output, targets):
+        now[0] += next(taken_s)
+        return F.cross_entropy(output, targets)
+
+    monkeypatch.setattr("penstock.model._check.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    make = ours(lambda: nets.mlp(64), batch()[0][:2], torch.optim.SGD, 0.1)
+    check = coordinate_check(make, [batch()], loss, divisors=(1, 8), steps=2, seeds=3)
+    assert check.step_s == (2.5, 5.5)
 
 
 def test_slopes_are_least_squares():

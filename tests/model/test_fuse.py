@@ -10,9 +10,10 @@ from torch import nn
 
 from penstock.core.errors import Unsupported
 from penstock.model import FusedOptimizer, FusedStep, Fusion, detach, group_names
-from penstock.model._parametrize import unpack
+from penstock.model._parametrize import Multiply, unpack
 
 MEMBERS, ROWS, CLASSES, STEPS = 4, 6, 3, 50
+normed = nn.utils.parametrizations
 
 
 @pytest.fixture(autouse=True)
@@ -98,14 +99,57 @@ class Encoder(nn.Module):
         return self.head(self.body(x, mask=self.mask)[:, -1])
 
 
-class Tied(nn.Module):
-    """An embedding whose table is the output layer too."""
+class Single(nn.Module):
+    """Attention without a dimension of heads, or with fewer heads of keys and values than of queries."""
 
-    def __init__(self):
+    def __init__(self, dropout, grouped=False):
+        super().__init__()
+        self.project, self.head = nn.Linear(4, 12), nn.Linear(4, CLASSES)
+        self.dropout, self.grouped = dropout, grouped
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        if self.grouped:
+            q = q.unflatten(-1, (2, 2)).transpose(1, 2)
+            k, v = k[:, None, :, :2], v[:, None, :, 2:]
+        away = -0.3 * (torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])).abs().double()
+        out = F.scaled_dot_product_attention(q, k, v, away, self.dropout, enable_gqa=self.grouped)
+        return self.head(out.transpose(1, 2).flatten(2)[:, -1] if self.grouped else out[:, -1])
+
+
+class Functional(nn.Module):
+    """Has no layer for its dropout, only a rate."""
+
+    def __init__(self, drop, p):
+        super().__init__()
+        self.first, self.head, self.drop, self.p = nn.Linear(5, 7), nn.Linear(7, CLASSES), drop, p
+
+    def forward(self, x):
+        return self.head(self.drop(self.first(x), self.p, self.training))
+
+
+class Cell(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(4, 5, bias), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        state = None
+        for at in range(x.shape[1]):
+            state = self.cell(x[:, at], state)
+        return self.head(state[0])
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the output layer too; ``factor``: as a narrow twin multiplies its input."""
+
+    def __init__(self, factor=None):
         super().__init__()
         self.table = nn.Embedding(CLASSES, 5, padding_idx=0)
         self.head = nn.Linear(5, CLASSES, bias=False)
         self.head.weight = self.table.weight
+        if factor is not None:
+            self.head.register_forward_pre_hook(Multiply(factor))
 
     def forward(self, x):
         return self.head(torch.tanh(self.table(x)).mean(1))
@@ -167,11 +211,17 @@ def flat(width):
     return nn.Sequential(nn.Flatten(), nn.Linear(width, CLASSES))
 
 
+RATES = (0.0, 0.2, 0.5, 0.9)  # the first draws nothing
 VECTOR, IMAGE, LINE, TOKENS, SERIES, LONG = (5,), (2, 6, 6), (2, 8), "tokens", (4, 4), (34, 4)
 MODELS = {
     "linear": (lambda i: stack(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, CLASSES, bias=False)), VECTOR),
     "dropout": (lambda i: stack(nn.Linear(5, 7), nn.Dropout(0.3), flat(7)), VECTOR),
-    "dropout rates": (lambda i: stack(nn.Linear(5, 7), nn.Dropout([0.0, 0.2, 0.5, 0.9][i]), flat(7)), VECTOR),
+    "dropout rates": (lambda i: stack(nn.Linear(5, 7), nn.Dropout(RATES[i]), flat(7)), VECTOR),
+    "functional dropout": (lambda i: Functional(torch.dropout, 0.3), VECTOR),
+    "functional dropout rates": (lambda i: Functional(F.dropout, RATES[i]), VECTOR),
+    "functional alpha dropout rates": (lambda i: Functional(F.alpha_dropout, RATES[i]), VECTOR),
+    "weight norm": (lambda i: stack(normed.weight_norm(nn.Linear(5, 7)), nn.Tanh(), flat(7)), VECTOR),
+    "spectral norm": (lambda i: stack(normed.spectral_norm(nn.Linear(5, 7)), nn.Tanh(), flat(7)), VECTOR),
     "batch norm 1d": (
         lambda i: stack(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.GELU(), flat(7)),
         VECTOR,
@@ -200,13 +250,22 @@ MODELS = {
     ),
     "adaptive pool": (lambda i: stack(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), flat(4)), IMAGE),
     "dropout 2d": (lambda i: stack(nn.Conv2d(2, 4, 3), nn.Dropout2d(0.4), nn.Dropout(0.2), flat(64)), IMAGE),
+    "dropout 2d rates": (lambda i: stack(nn.Conv2d(2, 4, 3), nn.Dropout2d(RATES[i]), flat(64)), IMAGE),
+    "dropout 2d rates without channels": (lambda i: stack(nn.Dropout2d(RATES[i]), flat(16)), LINE),
     "group norm": (lambda i: stack(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), flat(64)), IMAGE),
     "instance norm": (
         lambda i: stack(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True), flat(64)),
         IMAGE,
     ),
     "embedding": (lambda i: stack(nn.Embedding(CLASSES, 4), nn.Tanh(), flat(16)), TOKENS),
+    "embedding scaled by frequency": (
+        lambda i: stack(
+            nn.Embedding(CLASSES, 4, padding_idx=1, scale_grad_by_freq=True), nn.Tanh(), flat(16)
+        ),
+        TOKENS,
+    ),
     "tied embedding": (lambda i: Tied(), TOKENS),
+    "tied embedding of a twin": (lambda i: Tied(4.0), TOKENS),
     "transformer": (
         lambda i: stack(
             nn.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True, norm_first=bool(i < 0)), flat(16)
@@ -223,6 +282,11 @@ MODELS = {
     "attention, long": (lambda i: Attention(False, 0.0), LONG),
     "attention, weights apart": (lambda i: Apart(), SERIES),
     "attention weights": (lambda i: Attention(True, 0.2), SERIES),
+    "attention weights, rates": (lambda i: Attention(True, RATES[i]), SERIES),
+    "attention of one head with dropout": (lambda i: Single(0.3), SERIES),
+    "attention of one head, rates": (lambda i: Single(RATES[i]), SERIES),
+    "attention of grouped queries with dropout": (lambda i: Single(0.3, grouped=True), SERIES),
+    "causal attention, rates": (lambda i: Causal(RATES[i]), SERIES),
     "causal attention": (lambda i: Causal(), SERIES),
     "causal attention with dropout": (lambda i: Causal(0.3), SERIES),
     "encoder with a mask": (lambda i: Encoder("bool", 4), SERIES),
@@ -230,6 +294,8 @@ MODELS = {
     "encoder with another mask, long": (lambda i: Encoder("band", 34), LONG),
     "encoder with a mask and dropout": (lambda i: Encoder("bool", 4, 0.1), SERIES),
     "lstm": (lambda i: Sequence(nn.LSTM(4, 5, 2, batch_first=True, dropout=0.3), 5), SERIES),
+    "lstm cell": (lambda i: Cell(True), SERIES),
+    "lstm cell without biases": (lambda i: Cell(False), SERIES),
     "lstm both ways": (lambda i: Sequence(nn.LSTM(4, 5, bidirectional=True), 10), SERIES),
     "lstm projected": (lambda i: Sequence(nn.LSTM(4, 5, 2, proj_size=3, bias=False), 3), SERIES),
     "gru": (lambda i: Sequence(nn.GRU(4, 5, 2, batch_first=True), 5), SERIES),
@@ -394,6 +460,11 @@ RECORDED = (
     "encoder with a mask",
     "lstm",
     "dropout rates",
+    "functional dropout rates",
+    "causal attention, rates",
+    "spectral norm",
+    "tied embedding of a twin",
+    "embedding scaled by frequency",
 )
 
 
@@ -570,6 +641,15 @@ def test_members_that_differ_are_refused_with_the_place():
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(Unsupported, match="hooks"):
         Fusion([hooked, nn.Linear(2, 2)])
+    with pytest.raises(Unsupported, match=r"members differ in head\.multipliers: \(2\.0,\).*\(4\.0,\)"):
+        Fusion([Tied(2.0), Tied(4.0)])
+    mixed = Tied(2.0)
+    mixed.head.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(Unsupported, match="head has hooks"):
+        Fusion([mixed, Tied(2.0)])
+    parametrized = [stack(normed.weight_norm(nn.Linear(2, 2))), stack(normed.spectral_norm(nn.Linear(2, 2)))]
+    with pytest.raises(Unsupported, match="members differ"):
+        Fusion(parametrized)
 
 
 def test_optimizers_that_differ_are_refused():
@@ -596,3 +676,36 @@ def test_asking_for_a_value_is_refused_with_the_reason():
     with pytest.raises(Unsupported, match="can't be computed for all members"):
         fusion(lambda m, x: m(x) * m(x).mean().item(), torch.randn(2, 3, 2))
     assert fusion(lambda m, x: m(x), torch.randn(2, 3, 2)).shape == (2, 3, 2)  # and it still works
+
+
+def test_a_rate_that_the_forward_computes_is_refused():
+    class Annealed(Functional):
+        def forward(self, x):
+            return self.head(F.dropout(x, 1 - self.p))
+
+    class Branching(Functional):
+        def forward(self, x):
+            return self.head(F.dropout(x, self.p) if self.p > 0.1 else x)
+
+    def call(kind):
+        Fusion([kind(None, 0.1), kind(None, 0.2)])(lambda m, x: m(x), torch.randn(2, 3, 7))
+
+    with pytest.raises(Unsupported, match="computed in the forward"):
+        call(Annealed)
+    with pytest.raises(Unsupported, match="members differ in p of a Branching"):
+        call(Branching)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    for model in models:
+        model.doubled = 2 * model.weight
+    with pytest.raises(Unsupported, match="can't be copied"):
+        Fusion(models)
+
+
+def test_random_numbers_of_no_member_are_refused():
+    """Without a rule torch draws from its own generator, which would give members other numbers than alone."""
+    fusion = Fusion([nn.Linear(8, 8), nn.Linear(8, 8)])
+    with pytest.raises(Unsupported, match="draws random numbers"):
+        fusion(lambda m, x: F.fractional_max_pool2d(m(x), 2, 4), torch.randn(2, 1, 1, 8, 8))

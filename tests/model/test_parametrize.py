@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.core.errors import InvalidInput
-from penstock.model import parametrize, scale_groups, shrink
+from penstock.model import ScaledSchedule, adam_like, parametrize, scale_groups, shrink
 
 _spec = importlib.util.spec_from_file_location("nets", Path(__file__).with_name("nets.py"))
 nets = importlib.util.module_from_spec(_spec)
@@ -52,6 +52,17 @@ def test_biases_and_the_output_start_at_zero_and_nothing_else():
         rules.initialise(each, redraw=each is twin)
         zero = {name for name, p in each.named_parameters() if not p.any()}
         assert zero == {"0.bias", "2.bias", "4.weight", "4.bias"}
+
+
+def test_with_adam_the_full_output_is_the_users_and_the_twins_has_the_mup_papers_variance():
+    torch.manual_seed(0)
+    model = nets.mlp(512)
+    twin, table, base = tables(model, 8, nets.vectors())
+    own = model[4].weight.detach().clone()
+    base.initialise(model, adam=True)
+    assert torch.equal(model[4].weight, own)
+    table.initialise(twin, redraw=True, adam=True)
+    assert twin[4].weight.std().item() == pytest.approx(8 * own.std().item(), rel=0.1)
 
 
 def test_initial_variance_follows_the_table():
@@ -92,6 +103,7 @@ def test_constants_the_user_chose_stay():
 )
 def test_the_change_of_every_layer_by_a_step_does_not_depend_on_the_width(make, lr):
     """How much a step changes each pre-activation: the definition of maximal update. Standard fails it."""
+    adam = adam_like(make([nn.Parameter(torch.zeros(1))], lr=lr))
     x = torch.randn(64, 12, generator=torch.Generator().manual_seed(1))
     y = torch.randint(0, 5, (64,), generator=torch.Generator().manual_seed(2))
 
@@ -111,12 +123,12 @@ def test_the_change_of_every_layer_by_a_step_does_not_depend_on_the_width(make, 
             model = nets.mlp(512)
             twin, table, base = tables(model, 8, x[:2])
             if side == "twin":
-                table.initialise(twin, redraw=True)
+                table.initialise(twin, redraw=True, adam=adam)
                 optimizer = make(table.groups(twin), lr=lr)
                 scale_groups(optimizer)
                 runs.append(changes(twin, optimizer))
             elif side == "full":
-                base.initialise(model)
+                base.initialise(model, adam=adam)
                 runs.append(changes(model, make(model.parameters(), lr=lr)))
             else:
                 small = nets.mlp(512 if side == "standard full" else 64)
@@ -307,3 +319,83 @@ def test_a_hidden_layer_onto_a_kept_size_does_not_start_dead():
     assert table.rules["neck.weight"].kind == "output"
     assert twin.neck.weight.any()
     assert not twin.out.weight.any()
+
+
+S = torch.optim.lr_scheduler
+SCHEDULES = {
+    "multiplies": lambda o: S.ExponentialLR(o, 0.7),
+    "has a floor": lambda o: S.CosineAnnealingLR(o, 6, eta_min=0.02),
+    "sets": lambda o: S.OneCycleLR(o, max_lr=0.3, total_steps=8, cycle_momentum=False),
+    "goes round": lambda o: S.CyclicLR(o, base_lr=0.01, max_lr=0.2, step_size_up=3, cycle_momentum=False),
+    "one after the other": lambda o: S.SequentialLR(
+        o, [S.LinearLR(o, 0.1, total_iters=3), S.CyclicLR(o, 0.01, 0.2, 2, cycle_momentum=False)], [3]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_any_schedule_gives_a_group_the_rate_of_a_plain_optimizer_times_its_multiplier(name):
+    make = SCHEDULES[name]
+    twin, table, _ = tables(nets.mlp(64), 8, nets.vectors())
+    scaled = torch.optim.Adam(table.groups(twin), lr=0.1)
+    scale_groups(scaled)
+    scales = [group["lr"] / 0.1 for group in scaled.param_groups]
+    assert len({round(scale, 6) for scale in scales}) > 1
+    plain = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs, ours = make(plain), ScaledSchedule(scaled, make)
+    for number in range(7):
+        rate = plain.param_groups[0]["lr"]
+        assert [group["lr"] for group in scaled.param_groups] == pytest.approx([rate * s for s in scales])
+        scaled.step()
+        plain.step()
+        ours.step()
+        theirs.step()
+        if number == 3:  # resumed from a checkpoint
+            kept = copy.deepcopy((scaled.state_dict(), ours.state_dict()))
+            scaled = torch.optim.Adam(table.groups(twin), lr=0.1)
+            scale_groups(scaled)
+            ours = ScaledSchedule(scaled, make)
+            scaled.load_state_dict(kept[0])
+            ours.load_state_dict(kept[1])
+
+
+def test_a_plateau_lowers_every_group_in_proportion():
+    twin, table, _ = tables(nets.mlp(64), 8, nets.vectors())
+    optimizer = torch.optim.Adam(table.groups(twin), lr=0.1)
+    scale_groups(optimizer)
+    before = [group["lr"] for group in optimizer.param_groups]
+    schedule = ScaledSchedule(
+        optimizer, lambda o: S.ReduceLROnPlateau(o, patience=0, factor=0.1, min_lr=0.04)
+    )
+    for _ in range(3):
+        schedule.step(1.0)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4 * lr for lr in before])
+
+
+def test_a_twin_keeps_what_values_scatter_around_and_what_is_not_trained():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(12, 256))
+            self.slow = nn.Parameter(torch.linspace(1, 4, 256))
+            self.places = nn.Parameter(torch.sin(torch.arange(256.0)), requires_grad=False)
+            self.output = nn.Linear(256, 5)
+
+        def forward(self, x):
+            return self.output(torch.relu(self.inner(x)) * self.slow + self.places)
+
+    torch.manual_seed(0)
+    model = Net()
+    lengths = "inner.parametrizations.weight.original0"
+    expected = model.get_parameter(lengths).mean().item()
+    twin, table, _ = tables(model, 4, nets.vectors())
+    table.initialise(twin, redraw=True)
+    assert twin.get_parameter(lengths).mean().item() == pytest.approx(expected, rel=0.1)
+    assert twin.slow.mean().item() == pytest.approx(2.5, abs=0.5)
+    assert torch.equal(twin.places, torch.sin(torch.arange(64.0)))
+    # A factory that takes a width has made them itself.
+    made = copy.deepcopy(twin)
+    with torch.no_grad():
+        made.slow.copy_(torch.linspace(1, 4, 64))
+    table.initialise(made)
+    assert torch.equal(made.slow, torch.linspace(1, 4, 64))

@@ -155,3 +155,27 @@ def test_the_check_trains_at_widths_between():
     assert pk.Shrink(2).divisors == (1, 2)
     assert pk.Shrink(64).divisors[0] == 1
     assert len(pk.Shrink(64).divisors) == 4
+
+
+def test_torchs_transformer_knows_its_new_width():
+    class Translator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(20, 64)
+            self.both = nn.Transformer(64, 4, 1, 1, 128, 0.0, batch_first=True)
+            self.output = nn.Linear(64, 20)
+
+        def forward(self, x):
+            return self.output(self.both(self.tokens(x), self.tokens(x)))
+
+    x = torch.randint(0, 20, (3, 5))
+    twin = shrink(Translator(), 4, inputs=x, floor=2)
+    assert twin(x).shape == (3, 5, 20)
+    assert (twin.both.d_model, twin.both.nhead) == (16, 4)
+    assert twin.both.encoder.layers[0].self_attn.head_dim == 4
+
+
+def test_a_twin_from_a_configuration_has_the_models_precision():
+    pytest.importorskip("transformers")
+    twin = shrink(nets.gpt2().double(), 4, inputs=nets.words(), floor=2)
+    assert {p.dtype for p in twin.parameters()} == {torch.float64}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan import TransferMove, TransferStanding, transfer_move, tuning_end_s
+from penstock.plan import TransferMove, TransferStanding, slower_by, transfer_move, tuning_end_s
 
 
 def test_nothing_starts_before_half_of_the_surrogates_are_over():
@@ -69,6 +69,13 @@ def test_tuning_ends_in_time_for_the_target():
     assert tuning_end_s(900, 200) == pytest.approx(900 - 260 - 1)
     assert tuning_end_s(900, 2000) == 225  # however long the target takes, a quarter is for tuning
     assert tuning_end_s(900, None) == 450
+
+
+def test_the_twins_epochs_tell_how_slow_the_models_will_be():
+    assert slower_by(3.0, 2.0) == 1.5
+    assert slower_by(1.0, 2.0) == 1  # fused: a share of the group's time
+    assert slower_by(100.0, 1.0) == 3  # fixed costs of an epoch, not a slower machine
+    assert slower_by(1.0, 0.0) == 1
 
 
 def test_a_target_that_could_not_be_trained_in_time_starts_only_if_there_is_no_other():

@@ -67,6 +67,11 @@ def test_laws(runtimes: list[float], devices: int, c: int, d: int) -> None:
         ([1], {"devices": 2, "max_sharing": 0}, "max_sharing"),
         ([1], {"devices": 2, "max_devices": 0}, "max_devices"),
         ([1], {"devices": 2.5}, "devices"),
+        ([1], {"devices": math.nan}, "devices is nan"),
+        ([1], {"devices": math.inf}, "devices is inf"),
+        ([1], {"devices": "x"}, "devices is 'x'"),
+        (["a"], {"devices": 2}, "'a'.*seconds"),
+        (None, {"devices": 2}, "None.*seconds"),
     ],
 )
 def test_wrong_input_is_named(runtimes: list[float], kwargs: dict[str, int], named: str) -> None:

@@ -230,3 +230,72 @@ def test_the_picture_holds_every_sample():
     svg = scatter_svg(Predictors({"power_w": model}, device="GPU <1>"))
     assert svg.count("<circle") == 25
     assert "GPU &lt;1&gt;" in svg
+
+
+def power(config):
+    return 4 + 0.4 * config["width"] + 3 * config["depth"] + 5 * config["kernel"]
+
+
+@pytest.fixture(scope="module")
+def profiled():
+    configs = [*samples(100), *samples(10)]  # ten of them twice
+    values = scattered([power(c) for c in configs], 0.02)
+    return Predictor.fit("power_w", FEATURES, configs, values)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.3, 3.0, 20.0])
+def test_a_device_that_is_off_its_profile_by_a_factor_is_learned_after_a_few_measurements(profiled, factor):
+    """The truth is known: predictions come within four doubts of it, which stay a few per cent."""
+    found = profiled.copy()
+    configs = samples(3, 500)
+    values = scattered([factor * power(c) for c in configs], 0.02, 1)
+    for config, value in zip(configs, values, strict=True):
+        found.observe(config, value)
+    for config in samples(50, 900):
+        predicted = found.predict(config)
+        assert abs(predicted.mean - factor * power(config)) < 4 * predicted.doubt
+        assert predicted.doubt < 0.05 * factor * power(config)
+    again = Predictor.from_json(json.loads(json.dumps(found.to_json())))
+    config = SPACE.sample(7)
+    assert again.predict(config) == found.predict(config)
+    assert sum(w * config.get(n, 1.0) for n, w in found.weights.items()) == pytest.approx(
+        found.predict(config).mean, rel=0.02
+    )
+    measured, left_out = found.residuals()
+    assert list(measured[-3:]) == values
+    assert np.abs(left_out / measured - 1).max() < 0.15
+
+
+def test_measurements_that_agree_with_the_profile_are_samples_like_its_own(profiled):
+    """The same as one fit of all samples: no factor, no further doubt."""
+    for seed in range(10):
+        found = profiled.copy()
+        configs = samples(30, 1000 * (seed + 1))
+        values = scattered([power(c) for c in configs], 0.02, seed + 5)
+        for config, value in zip(configs, values, strict=True):
+            found.observe(config, value)
+        data = found.to_json()
+        assert data["online"] == 30
+        joint = Predictor.from_json({**data, "online": 0})
+        for config in samples(5, 77):
+            assert found.predict(config) == joint.predict(config)
+
+
+def test_one_disturbed_measurement_does_not_move_the_profile(profiled):
+    found = profiled.copy()
+    configs = samples(6, 300)
+    for number, config in enumerate(configs):
+        found.observe(config, power(config) * (1.8 if number == 0 else 1.0))
+        assert found.predict(SPACE.sample(9)).mean == pytest.approx(power(SPACE.sample(9)), rel=0.03)
+
+
+def test_what_no_factor_explains_is_doubt(profiled):
+    """Half of the structures draw 1.8 times as much for a reason that no feature tells."""
+    found = profiled.copy()
+    configs = samples(20, 400)
+    for number, config in enumerate(configs):
+        found.observe(config, power(config) * (1.8 if number % 2 else 1.0))
+    config = SPACE.sample(11)
+    # The logarithms scatter by log(1.8) / 2 = 0.29 around their mean.
+    assert found.predict(config).doubt / found.predict(config).mean == pytest.approx(0.29, rel=0.25)
+    assert profiled.predict(config).doubt / profiled.predict(config).mean < 0.02

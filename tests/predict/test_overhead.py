@@ -161,6 +161,11 @@ def test_profile_refuses_answers_it_did_not_ask_for() -> None:
         {"max_sharing": 0},
         {"max_devices": 1.5},
         {"epsilon_s": -1},
+        {"alpha": "a"},
+        {"beta": None},
+        {"max_sharing": "2"},
+        {"max_devices": math.nan},
+        {"epsilon_s": "a"},
     ],
 )
 def test_wrong_overheads_are_named(wrong: dict[str, float]) -> None:

@@ -43,7 +43,7 @@ print("ready", flush=True)
 study.run()
 """
 TABS = ("overview", "history", "curves", "table", "trial", "pareto", "importance", "parallel", "devices", "power",
-        "sm2", "limits", "recurring", "log")  # fmt: skip
+        "sm2", "coordinate_check", "limits", "recurring", "log")  # fmt: skip
 
 
 @contextmanager
@@ -297,6 +297,7 @@ def test_views_without_data_say_why(page):
     for view, words in (
         ("power", "power_limits="),
         ("sm2", "another scheduler"),
+        ("coordinate_check", "surrogate=pk.Shrink(8)"),
         ("limits", "no limits"),
         ("recurring", "no recurring job"),
         ("trial", "No trial is selected"),

@@ -33,7 +33,7 @@ from penstock.store import open_store
 from penstock.testing.journals import SPACE, journal
 
 VIEWS = ("overview", "history", "curves", "table", "pareto", "importance", "parallel", "devices", "power", "sm2",
-         "limits", "log")  # fmt: skip
+         "coordinate_check", "limits", "log")  # fmt: skip
 LOCAL = ("127.0.0.1", "localhost", "testserver")
 TOKEN = "correct horse battery"
 

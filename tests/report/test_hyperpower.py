@@ -1,10 +1,13 @@
 """The report of searches under limits, against figures worked out by hand."""
 
+from itertools import pairwise
+
 import pytest
 
 import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.report import Sample, Search, compare_searches, comparison_text, read_journal, search_of
+from penstock.study._engine import derive_seed
 
 
 def sample(error, start_s, end_s, *, violates=False, queries=1, watts=50.0):
@@ -115,6 +118,19 @@ def test_a_study_becomes_a_search_also_from_its_journal(tmp_path):
     assert [s.end_s - s.start_s for s in made.samples] == pytest.approx([6.0] * 10)
     assert made.queried == 10 + done.refused > 10
     assert made.best == min(t.config["x"] for t in done.trials)
+    # As many as came before each in the sampler's own stream of proposals, also for who reads the journal.
+    alone = pk.Random()
+    alone.start(done.space, objectives=1, seed=derive_seed(done.seed, "sampler"))
+    stream = [config["x"] for config in alone.ask(100)]
+    kept = [place for place, x in enumerate(stream) if 2 * x <= 100][:10]
+    refused = [place - before - 1 for before, place in pairwise([-1, *kept])]
+    for told in (
+        made,
+        search_of(read_journal(tmp_path / "s.db")),
+        search_of(pk.Study.load(tmp_path / "s.db")),
+    ):
+        assert [s.queries - 1 for s in told.samples] == refused
+    assert pk.Study.load(tmp_path / "s.db").refused == done.refused == sum(refused)
     judged = search_of(read_journal(tmp_path / "s.db"), [pk.power_w <= 70])
     assert judged.violations == sum(t.config["x"] < 30 for t in done.trials) > 0
     assert judged.best == min(t.config["x"] for t in done.trials if t.config["x"] >= 30)

@@ -99,3 +99,18 @@ def test_of_a_study(tmp_path: Path) -> None:
     assert found["fifo"].makespan_s == pytest.approx(10 * (4 * 1 + 2 * 2 + 6 + 18))
     assert found["fifo"].busy_s == pytest.approx(10 * (27 * 1 + 9 * 2 + 3 * 6 + 1 * 18))
     assert found["fluid"].utilisation > 1.3 * found["fifo"].utilisation
+
+
+@pytest.mark.parametrize("name", ["t.html", "t.svg", "t.png"])
+def test_a_place_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+    if name.endswith("png"):
+        pytest.importorskip("matplotlib")
+    with pytest.raises(InvalidInput, match=rf"nowhere/{name}.*folder"):
+        write_timeline(timeline(EVENTS), tmp_path / "nowhere" / name)
+
+
+def test_a_store_in_place_of_its_timeline_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"read_timeline\('study.db'\)"):
+        write_timeline("study.db", tmp_path / "t.html")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="got 3"):
+        write_timeline(3, tmp_path / "t.html")  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import penstock as pk
+from penstock.core.errors import InvalidInput, SpaceError
 from penstock.goal import Quantity
 from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Bayes, Gate, Observation
@@ -89,3 +91,82 @@ def test_the_margin_is_of_the_quantity_not_of_the_sensor():
     assert found.mean + 3.0 * found.doubt <= 80 < found.mean + 3.0 * found.std  # a sensor may show more
     excess = gate.excess([{"width": w} for w in range(10, 101)])
     assert [e <= 0 for e in excess] == [gate.check({"width": w}).allowed for w in range(10, 101)]
+
+
+LINE = Space(x=Float(0, 1), kind=Choice("a", "b"))
+
+
+def hill(run):
+    """Best at x = 0.8."""
+    for _ in run.epochs():
+        run.report(accuracy=1 - (run.config["x"] - 0.8) ** 2)
+
+
+def earlier(**options):
+    options.setdefault("scheduler", pk.Full(trials=25, epochs=1))
+    return pk.Study(
+        hill,
+        LINE,
+        maximize="accuracy",
+        sampler=pk.Random(),
+        executor=pk.Simulated(devices=4, seconds=1.0),
+        **{"store": False, **options},
+    )
+
+
+def first(sampler, objectives=1):
+    sampler.start(LINE, objectives=objectives, seed=3)
+    return sampler.ask(1)[0]
+
+
+def test_an_earlier_study_is_transferred_as_it_is_run_or_loaded(tmp_path):
+    """It was maximised: in a sampler's terms its values are turned around, so the first proposal is at its best."""
+    path = tmp_path / "earlier.db"
+    study = earlier(store=path).run()
+    told = [Observation(t.id, t.config, (-t.metrics["accuracy"],), t.epoch) for t in study.trials]
+    by_hand = first(Bayes(transfer=told))
+    assert by_hand["x"] == pytest.approx(0.8, abs=0.1)
+    assert first(Bayes(transfer=study)) == by_hand
+    assert first(Bayes(transfer=pk.Study.load(path))) == by_hand
+    assert first(Bayes(transfer=study.trials).toward(study.goal)) == by_hand
+    # The other way round: trials are measured by the goal of the study to come.
+    low = first(Bayes(transfer=study.trials).toward(pk.Study(hill, LINE, minimize="accuracy").goal))
+    assert abs(low["x"] - 0.8) > 0.4
+
+
+def test_of_trials_of_different_lengths_the_longest_are_transferred():
+    """Short trainings say the opposite here: they must not count as results."""
+    space = Space(x=Float(0, 1))
+    long = [Observation(i, {"x": i / 9}, ((i / 9 - 0.8) ** 2,), 27) for i in range(10)]
+    short = [Observation(100 + i, {"x": i / 29}, (-5 - (i / 29 - 0.8) ** 2,), 1) for i in range(30)]
+    found = []
+    for told in (long, [*long, *short]):
+        sampler = Bayes(transfer=told)
+        sampler.start(space, objectives=1, seed=0)
+        found.append(sampler.ask(1)[0]["x"])
+    assert found[0] == found[1] == pytest.approx(0.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["nofile.db", b"x", 3, None, [1, 2], [{"x": 1.0}], {"x": 1.0}],
+    ids=repr,
+)
+def test_what_can_not_be_transferred_is_refused_at_once(wrong):
+    with pytest.raises(InvalidInput, match=r"Study\.load"):
+        Bayes(transfer=wrong)
+
+
+def test_a_study_without_results_or_of_something_else_is_refused():
+    with pytest.raises(InvalidInput, match="of 0 trials that are over"):
+        Bayes(transfer=earlier())
+    study = earlier().run()
+    with pytest.raises(InvalidInput, match="transfer=study"):
+        first(Bayes(transfer=study.trials))
+    with pytest.raises(InvalidInput, match="has 1 values, but the study has 2"):
+        first(Bayes(transfer=study), objectives=2)
+    with pytest.raises(InvalidInput, match=r"minimize loss"):
+        Bayes(transfer=study.trials).toward(pk.Study(hill, LINE, minimize="loss").goal)
+    sampler = Bayes(transfer=study)
+    with pytest.raises(SpaceError, match=r"trial 0 to transfer"):
+        sampler.start(FLAT, objectives=1, seed=0)

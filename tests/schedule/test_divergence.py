@@ -2,12 +2,15 @@
 
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import InvalidInput
-from penstock.schedule import Divergence, StopRule
+from penstock.goal import Goal
+from penstock.schedule import Divergence, MedianStop, Plateau, StopRule
+from penstock.study._arguments import check_rules
 
 CURVES = json.loads((Path(__file__).parent / "digits_curves.json").read_text())
 """Trainings of a small network on scikit-learn's digits with SGD at 28 learning rates from 1e-3 to 1e3, 12 epochs:
@@ -116,6 +119,76 @@ def test_known_epochs_and_reports_without_the_metric_change_nothing():
 
 
 def test_arguments_are_checked():
-    for bad in ({"mode": "up"}, {"epochs": 0}, {"margin": -1}, {"explode": 0.5}, {"chance": math.nan}):
+    for bad in (
+        {"mode": "up"},
+        {"loss": 3},
+        {"epochs": 0},
+        {"margin": -1},
+        {"explode": 0.5},
+        {"chance": math.nan},
+    ):
         with pytest.raises(InvalidInput):
             Divergence("loss", **bad)
+
+
+RISING = [0.2 + 0.05 * epoch for epoch in range(15)]
+
+
+@pytest.mark.parametrize("rule", [Divergence("accuracy", chance=0.1), Plateau("accuracy", patience=3)])
+def test_a_rule_takes_the_direction_of_the_study(rule):
+    """Accuracy that rises is learning where it is maximised; where it is to fall, it is none."""
+    (turned,) = check_rules(rule, Goal.of(None, "accuracy"))
+    assert run(turned, RISING) is None
+    assert turned.to_json()["mode"] == "max"
+    (kept,) = check_rules([rule], Goal.of("accuracy", None))
+    assert run(kept, RISING) is not None
+    (other,) = check_rules([rule], Goal.of("loss", None))
+    assert run(other, RISING) is not None  # no objective: lower is better, as before
+    assert rule.mode is None  # the caller's own object stays as it was
+
+
+def test_the_median_rule_takes_the_direction_of_the_study_too():
+    (rule,) = check_rules(MedianStop("accuracy", min_trials=2), Goal.of(None, "accuracy"))
+    rule.start()
+    for trial, value in enumerate([0.5, 0.6]):
+        assert rule.observe(trial, 1, {"accuracy": value}) is None
+    assert rule.observe(2, 1, {"accuracy": 0.9}) is None
+    assert rule.observe(3, 1, {"accuracy": 0.1}) is not None
+
+
+@pytest.mark.parametrize("kind", [Divergence, Plateau, MedianStop])
+def test_a_rule_against_the_study_is_refused(kind):
+    with pytest.raises(InvalidInput, match=r'mode="min".*maximises it.*mode="max"'):
+        check_rules(kind("accuracy", "min"), Goal.of(None, "accuracy"))
+    with pytest.raises(InvalidInput, match=r'mode="max".*minimises it.*mode="min"'):
+        check_rules(kind("loss", "max"), Goal.of("loss", None))
+    (same,) = check_rules(kind("accuracy", "max"), Goal.of("loss", "accuracy"))
+    assert same.mode == "max"
+
+
+def test_a_rule_of_an_older_store_goes_on_as_it_began():
+    """There the default was "min", and what it decided is in the journal."""
+    rule = Divergence("accuracy", "min", chance=0.1)
+    for name in ("_aims", "_heard"):
+        del rule.__dict__[name]
+    (old,) = check_rules(pickle.loads(pickle.dumps(rule)), Goal.of(None, "accuracy"))
+    assert old.mode == "min"
+    assert old.unheard == "accuracy"
+
+
+@pytest.mark.parametrize("kind", [Divergence, Plateau, MedianStop])
+@pytest.mark.parametrize("metric", [3, None, "", ["loss"]])
+def test_a_metric_is_a_name(kind, metric):
+    with pytest.raises(InvalidInput, match="watches a metric"):
+        kind(metric)
+
+
+def test_a_rule_tells_that_it_has_never_heard_its_metric():
+    for rule in (Divergence("los"), Plateau("los"), MedianStop("los")):
+        rule.start()
+        rule.observe(0, 1, {"loss": 1.0})
+        assert rule.unheard == "los"
+        rule.observe(0, 2, {"los": 1.0})
+        assert rule.unheard is None
+        rule.start()
+        assert rule.unheard == "los"

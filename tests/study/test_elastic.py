@@ -16,7 +16,9 @@ from torch.nn import functional
 
 import penstock as pk
 from penstock.core import Ended, Resized, Share, TrialStatus
+from penstock.energy import V100, Load
 from penstock.execute import Executor, Job
+from penstock.predict import Overhead
 from penstock.testing.executors import Drive, segment
 
 EPOCHS = 8
@@ -152,3 +154,74 @@ def test_a_study_of_elastic_tasks_finds_what_it_finds_without(tmp_path: Path) ->
     # The last trial had the machine to itself, and took it.
     assert max(len(record.shares) for record in found["fluid"].trials) == 2
     assert all(len(record.shares) == 1 for record in found["plain"].trials)
+
+
+class Silent:
+    """Tells of no iterations."""
+
+    penstock_devices = 2
+
+    def __call__(self, run: pk.Run) -> None:
+        for epoch in run.epochs():
+            run.save(epoch)
+            run.report(loss=1.0)
+
+
+@pytest.mark.parametrize("work", [TASK, Silent()], ids=["task", "function"])
+def test_on_imagined_gpus_a_spread_trial_draws_what_it_draws_alone(work: Any) -> None:
+    """The samples are the same, whoever trains them; no GPU of the two waits here, so none draws more."""
+    load = Load(epoch_s=10.0, duty=0.6, peak_w=200.0, light_w=60.0)
+    drawn = {}
+    for width in (1, 2):
+        study = pk.Study(
+            work,
+            pk.Space(lr=pk.Float(1e-3, 1.1e-3)),
+            minimize="loss",
+            scheduler=pk.Full(trials=1, epochs=2),
+            executor=pk.Local(width),
+            fuse=False,
+            planner=pk.Fluid(overhead=Overhead(alpha=1.3, beta=1.1, max_sharing=1, max_devices=2)),
+            meter=pk.SimulatedGpus(load, samples=500),
+            store=False,
+            seed=1,
+        ).run()
+        assert len(study.trials[0].shares) == width
+        drawn[width] = [report.energy.joules for report in study.trials[0].reports]
+    whole = V100.epoch_s(load, V100.max_limit_w) * V100.power_w(load, V100.max_limit_w)
+    assert drawn[1] == pytest.approx([whole] * 2)
+    assert drawn[2] == pytest.approx(drawn[1])
+
+
+def squares(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(output, targets, reduction="sum")
+
+
+def test_trials_whose_loss_is_a_sum_stay_on_one_device_and_the_study_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = pk.Task(
+        net, data, squares, optimizer=torch.optim.Adam, defaults={"width": 8, "lr": 0.01}, batch_size=50
+    )
+    found = {}
+    overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
+    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, concurrency=1))):
+        found[name] = pk.Study(
+            work,
+            pk.Space(seed=pk.Int(1, 100)),
+            minimize="loss",
+            scheduler=pk.Full(trials=3, epochs=3),
+            sampler=pk.Random(),
+            executor=pk.Local(2),
+            planner=planner,
+            store=tmp_path / f"{name}.db",
+            fuse=False,
+            meter=False,
+        ).run(view="lines")
+    for ours, theirs in zip(found["fluid"].trials, found["plain"].trials, strict=True):
+        for one, other in zip(ours.reports, theirs.reports, strict=True):
+            assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-9)
+    # One was on both, each with whole batches; after it none has more than it can use.
+    assert sorted(len(record.shares) for record in found["fluid"].trials) == [1, 1, 2]
+    told = "".join(capsys.readouterr())
+    assert told.count("loss=squares") == 1
+    assert "a mean over the batch" in told

@@ -10,7 +10,9 @@ import threading
 import pytest
 
 import penstock as pk
+from penstock.core import StudyState
 from penstock.core.errors import InvalidInput, StoreCorrupt, StoreLocked
+from penstock.sample import Sampler
 from penstock.store import open_store
 
 SPACE = pk.Space(x=pk.Float(0, 1))
@@ -119,3 +121,59 @@ def test_a_study_in_postgresql_resumes_and_has_one_writer(postgres_url, tmp_path
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(pk.errors.StoreError, match="nowhere"):
         study(tmp_path / "nowhere" / "s.db").run()
+
+
+class Weary(Sampler):
+    """A user's sampler with a mistake in it that shows at the seventh result, or at the seventh question."""
+
+    learns = True
+
+    def __init__(self, fails_at):
+        self.fails_at = fails_at
+        self.inner = pk.Random()
+
+    def start(self, space, *, objectives, seed):
+        self.calls = {"ask": 0, "tell": 0}
+        self.inner.start(space, objectives=objectives, seed=seed)
+
+    def count(self, call):
+        self.calls[call] += 1
+        if call == self.fails_at and self.calls[call] == 7:
+            raise ZeroDivisionError("weary")
+
+    def ask(self, n):
+        self.count("ask")
+        return self.inner.ask(n)
+
+    def skip(self, configs, trials):
+        self.inner.skip(configs, trials)
+
+    def adopt(self, config, trial):
+        self.inner.adopt(config, trial)
+
+    def tell(self, observation):
+        self.count("tell")
+
+
+@pytest.mark.parametrize("fails_at", ["ask", "tell"])
+def test_an_error_of_a_sampler_is_raised_after_what_runs_is_written(tmp_path, fails_at):
+    path = tmp_path / "s.db"
+    options = {"scheduler": pk.Full(trials=20), "executor": pk.Simulated(devices=3, seconds=1.0)}
+    made = pk.Study(train, SPACE, minimize="loss", sampler=Weary(fails_at), store=path, **options)
+    with pytest.raises(ZeroDivisionError, match="weary"):
+        made.run()
+    store = open_store(path, write=False)
+    try:
+        state = StudyState.of(event for _, event in store.read(store.find(None).id))
+    finally:
+        store.close()
+    assert state.closed.reason == "error"
+    assert state.closed.detail == "ZeroDivisionError: weary"
+    assert not state.counts.running
+    assert [(t.id, t.status, t.epoch) for t in state.trials.values()] == [
+        (t.id, t.status, t.epoch) for t in made.trials
+    ]
+    # Three devices of one speed: whenever one trial has reported, so have the others that ran beside it.
+    by_trial = [len(t.reports) for t in state.trials.values()]
+    assert sum(by_trial) >= 6 * 5
+    assert all(count in (0, 1, 5) for count in by_trial)

@@ -19,7 +19,7 @@ from penstock.core import (
 )
 from penstock.goal import Goal
 from penstock.goal._objective import ranked
-from penstock.study._files import CheckpointKeeper
+from penstock.study._files import CheckpointKeeper, gone
 
 TARGET = {"model": "target"}
 # number -> options, status at the end, loss
@@ -56,3 +56,29 @@ def test_the_best_trials_checkpoint_is_kept(order, tmp_path):
     keeper.finish(state)
     assert [record.id for record in ranked(goal, state.trials.values())] == [3, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["3.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("there", "lost"),
+    [([], True), ([3], False), ([4], False), ([2, 4], False), ([9], True), (["4.ckpt.tmp", "x"], True)],
+    ids=str,
+)
+def test_a_checkpoint_is_gone_where_no_later_one_that_the_journal_missed_is_there(there, lost, tmp_path):
+    """A driver that is killed has not heard of the last ones, and a worker keeps two: the journal's may be deleted."""
+    folder = tmp_path / "checkpoints" / "0"
+    folder.mkdir(parents=True)
+    for name in there:
+        (folder / (f"{name}.ckpt" if isinstance(name, int) else name)).touch()
+    state = StudyState.of(
+        [
+            SessionOpened(0.0),
+            Submitted(0.0, 4, (Segment(Trial(0, {}, 0), until=4, last=True),)),
+            Started(1.0, 0, 0, (Share("cpu:0", 1.0),)),
+            Reported(2.0, 0, 3, {"loss": 1.0}),
+            Saved(2.0, 0, 3, "checkpoints/0/3.ckpt"),
+        ]
+    )
+    told = gone(tmp_path, state)
+    assert told == (
+        [f"Trial 0: its checkpoint {folder / '3.ckpt'} is gone; it starts again."] if lost else []
+    )

@@ -140,12 +140,16 @@ def test_in_simulation_a_killed_study_ends_as_one_that_was_not(known, shelf):
     assert profiles
     assert all(profile["energy_saved"] > 0.1 for profile in profiles)
     kill_in_the_middle("simulated", shelf, shelf / "killed.db", whole.state.epochs // 2, **SMALL)
-    left = pk.Study.load(shelf / "killed.db")
+    left = flagship.unfinished(shelf / "killed.db")  # as the example does when it is run again
     assert 0 < left.state.epochs < whole.state.epochs
     resumed = left.run()
     sound(resumed)
     assert curves(resumed, False) == curves(whole, False)
     assert result(resumed) == result(whole)
+    for store in ("whole.db", "killed.db", "none.db"):
+        assert flagship.unfinished(shelf / store) is None
+    open_store(shelf / "empty.db", write=True).close()
+    assert flagship.unfinished(shelf / "empty.db") is None
 
 
 def test_killed_on_local_workers_it_goes_on_on_ray_with_the_same_result(known, shelf):

@@ -1,14 +1,19 @@
 """Limits of a study: what is predicted to violate one never starts, what is measured to is noted and teaches."""
 
+import html
 import math
 import random
+import time
 from functools import cache
 
 import pytest
 
 import penstock as pk
+from penstock.core import StudyState
 from penstock.core.errors import InvalidInput
 from penstock.predict import Features, Predictor
+from penstock.report import read_journal, summary_text
+from penstock.report._static import write_report
 from penstock.sample import Observation
 from penstock.store import open_store
 
@@ -231,6 +236,7 @@ def test_a_resumed_study_goes_on_as_if_never_interrupted(name, tmp_path):
             scheduler=pk.Full(trials=16, epochs=3),
             budget=budgets[0],
             executor=pk.Simulated(devices=2, seconds=1.0),
+            seed=1,  # at which every sampler violates a limit before it has learned
         ).run()
         for budget in budgets[1:]:
             pk.Study.load(path, budget=budget).run()
@@ -405,3 +411,81 @@ def test_a_confidence_that_leaves_nothing_is_given_up_but_never_the_prediction()
     for trial in done.trials:
         found = noisy.predict("power_w", trial.config)
         assert found.mean <= 26 < found.mean + 2.3 * found.std
+
+
+class Hog:
+    """Draws too much whatever its configuration is, and keeps a list of its own of what it has reported."""
+
+    def __init__(self, diary, wait_s):
+        self.diary, self.wait_s = diary, wait_s
+
+    def __call__(self, run):
+        run.load()
+        for epoch in run.epochs(3):
+            time.sleep(self.wait_s)  # real trials that take no time are queued by the dozen
+            run.save(None)
+            run.report(error=error(run.config), power_w=1000.0 + watts(run.config))
+            with self.diary.open("a") as file:
+                file.write(f"{run.trial} {epoch + 1}\n")
+
+
+@pytest.mark.parametrize("executor", ["simulated", "local"])
+def test_a_limit_that_turns_out_to_be_out_of_reach_loses_nothing(tmp_path, executor):
+    path, diary = tmp_path / "s.db", tmp_path / "diary"
+    make = pk.Simulated if executor == "simulated" else pk.Local
+    scheduler = pk.Full(trials=60, epochs=3)
+    work = Hog(diary, 0.0 if executor == "simulated" else 0.02)
+    made = study(work, executor=make(2), store=path, scheduler=scheduler, sampler=pk.Random(), meter=False)
+    with pytest.raises(InvalidInput, match=r"power_w <= 40 W.*Loosen the limit") as first:
+        made.run()
+
+    def journalled():
+        store = open_store(path, write=False)
+        try:
+            return StudyState.of(event for _, event in store.read(store.find(None).id))
+        finally:
+            store.close()
+
+    def outcome(state):
+        return [(t.id, t.status, t.epoch, dict(t.metrics)) for t in state.trials.values()]
+
+    state = journalled()
+    told = {tuple(map(int, line.split())) for line in diary.read_text().splitlines()}
+    assert {(t.id, r.epoch) for t in state.trials.values() for r in t.reports} == told
+    assert len(state.trials) >= 8
+    assert not state.counts.running
+    assert outcome(state) == outcome(made.state)
+    assert (state.closed.reason, state.closed.detail) == ("error", str(first.value))
+    # Nothing has changed, so a resume says the same, and what there was is there.
+    with pytest.raises(InvalidInput) as second:
+        pk.Study.load(path).run()
+    assert str(second.value).split("the nearest")[0] == str(first.value).split("the nearest")[0]
+    again = journalled()
+    done = [t for t in outcome(state) if t[1].is_end]
+    assert [t for t in outcome(again) if t in done] == done
+    assert again.closed.reason == "error"
+    assert len(again.sessions) == 2
+
+
+def test_reports_count_violations_and_refusals_also_of_a_journal(tmp_path):
+    path = tmp_path / "s.db"
+    wrong = predictors(0.8)  # a device that draws less than ours does: some of what it allows is too much
+    work, scheduler = train_and_measure, pk.Full(trials=30, epochs=3)
+    made = study(work, sampler=pk.Random(), predictors=wrong, scheduler=scheduler, store=path).run()
+    beyond = sum(watts(t.config) > BOUND_W for t in made.trials)
+    assert 0 < beyond < 30
+    assert made.refused > 0
+    line = f"power_w <= 40 W, {beyond} violating trainings, {made.refused} proposals refused"
+    line = line.replace("1 violating trainings", "1 violating training") if beyond == 1 else line
+    assert f"limits  {line}" in str(made)
+    for told in (made, pk.Study.load(path)):
+        facts = told.summary()
+        assert (facts["limits"], facts["violations"]) == (["power_w <= 40 W"], beyond)
+        assert facts["refused"] == made.refused
+    journal = read_journal(path)
+    text = summary_text(journal.entry.name, journal.goal, journal.state, spec=journal.entry.spec)
+    assert f"limits  {line}" in text
+    write_report(path, tmp_path / "r.html")
+    write_report(path, tmp_path / "r.md")
+    assert html.escape(line) in (tmp_path / "r.html").read_text()
+    assert line in (tmp_path / "r.md").read_text().replace("\\", "").replace("&lt;", "<")

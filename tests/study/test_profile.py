@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 import penstock as pk
 from penstock.core import Noted
 from penstock.execute import Job
+from penstock.predict import Probe
 from penstock.store import open_store
-from penstock.study._profile import measure, recall
+from penstock.study._profile import _Bench, measure, recall
+from penstock.train._probe import _Timer, usual_s
+from penstock.train._run import Unwind
+
+BUSY_S = 0.0005  # of a core, for one iteration: a fraction of any system's time slice
 
 
 class Sleepy:
@@ -83,3 +92,114 @@ def test_a_study_measures_once_and_remembers(tmp_path: Path) -> None:
         (note,) = [n for n in study.state.notes if isinstance(n, Noted) and n.topic == "overhead"]
         assert note.data["result"] == kept.data["result"]  # the second one has not measured again
         assert {share.fraction for record in study.trials for share in record.shares} == {0.5}
+
+
+def busy(run: pk.Run) -> None:
+    """Keeps its core busy, in iterations that mostly begin and end within one turn on it."""
+    for _ in run.epochs():
+        for _ in range(40):
+            begun_s = time.thread_time()
+            while time.thread_time() - begun_s < BUSY_S:
+                pass
+            run.iteration()
+        run.report(loss=1.0)
+
+
+def take_turns(busy_s: float, slice_s: float, size: int, count: int) -> list[float]:
+    """The iterations of one of ``size`` trainings that take turns on a core, each for ``slice_s``."""
+    times_s, left_s = [], slice_s
+    for _ in range(count):
+        todo_s, wall_s = busy_s, 0.0
+        while todo_s > left_s:
+            wall_s += left_s + (size - 1) * slice_s
+            todo_s, left_s = todo_s - left_s, slice_s
+        left_s -= todo_s
+        times_s.append(wall_s + todo_s)
+    return times_s
+
+
+@pytest.mark.parametrize("busy_s", [0.00005, 0.0005, 0.003, 0.02, 0.3])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_taking_turns_is_seen_however_short_iterations_are(busy_s: float, size: int) -> None:
+    count = max(30, int(0.5 / size / busy_s))
+    times_s = take_turns(busy_s, 0.004, size, count)
+    # Each has the core for one part in ``size`` of the time. A tenth of it is as near as half a second tells.
+    assert usual_s(times_s) == pytest.approx(size * busy_s, rel=0.1)
+
+
+@pytest.mark.parametrize("busy_s", [0.0005, 0.02, 0.3])
+def test_a_hiccup_does_not_count(busy_s: float) -> None:
+    times_s = [busy_s] * max(30, int(0.5 / busy_s))
+    times_s[len(times_s) // 2] += 2.0
+    assert usual_s(times_s) == pytest.approx(busy_s)
+
+
+def test_a_single_iteration_is_as_long_as_it_is() -> None:
+    assert usual_s([3.0]) == 3.0
+    assert usual_s([0.0, 0.0]) == 0.0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="probes can't be kept to one core here")
+def test_two_short_busy_loops_on_one_core_are_found_to_wait_for_each_other(tmp_path: Path) -> None:
+    executor = pk.Local(2)
+    executor.open(Job(busy, tmp_path, ("loss",), meter=False))
+    try:
+        found = measure(executor, {}, tmp_path, seed=0, max_sharing=2, max_devices=1)
+    finally:
+        executor.close()
+    both = found.data["sharing_s"]["2"]
+    # However loaded the machine is: the two together have at most one core, so each takes twice what it computes.
+    assert sum(both) / len(both) > 1.5 * BUSY_S
+
+
+def linear() -> nn.Module:
+    return nn.Linear(6, 1)
+
+
+def points() -> pk.Data:
+    inputs = torch.randn(64, 6, generator=torch.Generator().manual_seed(5))
+    return pk.Data((inputs, inputs[:, :1]), (inputs, inputs[:, :1]))
+
+
+def test_a_crew_with_short_iterations_is_timed(tmp_path: Path) -> None:
+    task = pk.Task(linear, points, functional.mse_loss, batch_size=8, defaults={"lr": 0.01})
+    executor = pk.Local(2)
+    executor.open(Job(task, tmp_path, ("loss",), meter=False))
+    try:
+        bench = _Bench(executor, {}, tmp_path / "profile", seed=0)
+        (time_s,) = bench.run(Probe("scaling", 2), [item.device for item in executor.free()])
+    finally:
+        executor.close()
+    assert time_s > 0
+
+
+@pytest.mark.parametrize("first", ["lead", "follower"])
+def test_a_crew_leaves_at_the_same_iteration(tmp_path: Path, first: str) -> None:
+    told = {"path": tmp_path, "number": 0, "size": 1, "iterations": 5, "window_s": 0.0, "limit_s": 20.0}
+    crew = [_Timer(told, leads=True, alone=False), _Timer(told, leads=False, alone=False)]
+    for _ in range(20):
+        left = []
+        # Nobody ends a step that another one has not begun, but within it either may be the first to do so.
+        for timer in crew if first == "lead" else reversed(crew):
+            try:
+                timer.on_iteration(8)
+            except Unwind:
+                left.append(timer)
+        if left:
+            break
+    assert sorted(map(id, left)) == sorted(map(id, crew))
+    assert all(len(timer.times) >= 5 for timer in crew)
+
+
+def test_what_was_timed_by_single_iterations_is_measured_again(tmp_path: Path) -> None:
+    result = pk.Overhead(alpha=1.0, max_sharing=4).to_json()
+    store = open_store(tmp_path / "study.db", write=True)
+    try:
+        store.put("overhead/old", {"result": result, "memory_bytes": None})
+        store.put("overhead/new", {"result": result, "memory_bytes": None, "window_s": 0.5})
+        assert recall(store, "overhead/old") is None
+        found = recall(store, "overhead/new")
+        assert found is not None
+        assert found.overhead.max_sharing == 4
+    finally:
+        store.close()

@@ -291,7 +291,7 @@ def test_nothing_else_gets_the_device_meanwhile():
     for trial in range(4):
         bench.report(trial, 1)
     engine.take_regroups(bench.both)
-    assert engine.submit(bench.both, 5.0) == []
+    assert list(engine.submit(bench.both, 5.0)) == []
     engine.queue.append(Placement((engine.running[0],)))
     assert engine.plan(bench.both) == ()
     assert len(engine.queue) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import nn
 import penstock as pk
 from penstock.core import Noted, Reported, Submitted, Trial, TrialStatus
 from penstock.core.errors import InvalidInput, Unsupported
+from penstock.goal import Objective
+from penstock.report._static import write_report
 from penstock.schedule import Outcome, Rules
 from penstock.store import open_store
-from penstock.study._transfer import TOPIC, Transfer, inspect_twin
+from penstock.study._transfer import TOPIC, Held, Transfer, inspect_twin
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(96, 12, generator=GENERATOR)
@@ -161,11 +164,11 @@ def test_the_journal_tells_surrogates_and_targets_apart(tmp_path):
 # ---------------------------------------------------------------- the scheduler by itself
 
 
-def started(shrink=None, trials=4, **options):
+def started(shrink=None, trials=4, space=None, config=lambda i: {"lr": 0.1 * i}, **options):
     made: list[Trial] = []
 
     def propose(n):
-        new = [Trial(len(made) + i, {"lr": 0.1 * (len(made) + i)}, 0) for i in range(n)]
+        new = [Trial(len(made) + i, config(len(made) + i), 0) for i in range(n)]
         made.extend(new)
         return new
 
@@ -175,7 +178,7 @@ def started(shrink=None, trials=4, **options):
 
     transfer = Transfer(pk.Full(trials=trials, epochs=2), shrink or pk.Shrink(8), epochs=2, **options)
     order = lambda values: sorted(range(len(values)), key=values.__getitem__)  # noqa: E731
-    transfer.start(Rules(propose, order, pk.Space(lr=pk.Float(0, 1)), False, 0, derive))
+    transfer.start(Rules(propose, order, space or pk.Space(lr=pk.Float(0, 1)), False, 0, derive))
     return transfer
 
 
@@ -255,7 +258,7 @@ def test_nothing_is_transferred_if_every_surrogate_failed():
 
 
 def test_at_the_close_surrogates_stop_and_the_best_goes_first():
-    transfer = started(trials=10, deadline_s=100.0)
+    transfer = started(pk.Shrink(8, eager=1), trials=10, deadline_s=100.0)
     transfer.heard(Noted(0.0, TOPIC, {"target_epoch_s": 10.0}))  # 20 s in all: tuning ends at 73 s
     transfer.next(10)
     transfer.heard(Reported(0.0, 0, 1, {"loss": 1.0}))
@@ -272,7 +275,175 @@ def test_at_the_close_surrogates_stop_and_the_best_goes_first():
     assert transfer.done
 
 
+def test_towards_a_deadline_the_first_target_goes_before_further_surrogates():
+    transfer = started(trials=10, deadline_s=100.0)
+    transfer.heard(Noted(0.0, TOPIC, {"target_epoch_s": 10.0}))  # tuning ends at 73 s, half of that is 36.5 s
+    transfer.next(2)
+    end(transfer, 0, 0.9)
+    transfer.at(36.4)
+    assert not transfer.urgent
+    transfer.at(36.6)
+    assert transfer.urgent
+    (segment,) = transfer.next(1).segments
+    assert (segment.trial.parent, segment.options) == (0, {"model": "target"})
+    assert not transfer.urgent
+    assert transfer.stops() == []
+    end(transfer, 1, 0.5)
+    assert not transfer.urgent  # the second one waits for an idle device, or takes the first one's
+
+
+def test_at_the_close_the_best_that_runs_goes_first_where_none_is_over():
+    for maximize, parent in ((False, 2), (True, 1)):
+        transfer = started(trials=4, deadline_s=100.0, quality=Objective("score", maximize))
+        transfer.heard(Noted(0.0, TOPIC, {"target_epoch_s": 10.0}))
+        transfer.next(4)
+        transfer.heard(Reported(0.0, 0, 1, {"score": math.nan}))
+        transfer.heard(Reported(0.0, 1, 1, {"score": 0.9}))
+        transfer.heard(Reported(0.0, 2, 1, {"score": 0.3}))
+        assert not transfer.urgent
+        transfer.at(73.1)
+        assert transfer.urgent
+        assert transfer.next(1).segments[0].trial.parent == parent
+        assert transfer.done
+
+
+def test_at_the_close_without_a_report_the_first_configuration_is_trained():
+    transfer = started(trials=4, deadline_s=100.0)
+    transfer.at(99.0)  # the check took so long: there is nothing to transfer yet
+    transfer.next(4)
+    end(transfer, 0, None, TrialStatus.FAILED)
+    transfer.at(99.1)
+    assert transfer.urgent
+    (segment,) = transfer.next(1).segments
+    assert (segment.trial.parent, segment.trial.config) == (1, {"lr": 0.1})
+    for trial in (1, 2, 3):
+        end(transfer, trial, None, TrialStatus.STOPPED)
+    assert transfer.next(1) is None
+    assert transfer.done
+
+
+def test_a_target_is_foreseen_to_be_as_slow_as_its_twin_was():
+    transfer = started(trials=4, deadline_s=100.0)
+    transfer.heard(Noted(0.0, TOPIC, {"target_epoch_s": 10.0, "twin_epoch_s": 1.0}))
+    transfer.next(4)
+    assert transfer.target_s == 20
+    for trial in range(3):
+        transfer.heard(Reported(0.0, trial, 1, {"loss": 1.0}, 50.0))  # a first epoch also warms up
+    assert transfer.target_s == 20
+    for trial, taken_s in enumerate((1.5, 9.0, 1.8)):
+        transfer.heard(Reported(0.0, trial, 2, {"loss": 1.0}, taken_s))
+    assert transfer.target_s == pytest.approx(1.8 * 20)  # the median
+    for _ in range(9):
+        transfer.heard(Reported(0.0, 3, 2, {"loss": 1.0}, 0.01))  # of many that train as one, a share
+    assert transfer.target_s == pytest.approx(1.8 * 20)
+    transfer.at(100 - 1.3 * 36 - 1 - 0.1)
+    assert not transfer.urgent
+    transfer.at(100 - 1.3 * 36 - 1 + 0.1)
+    assert transfer.urgent
+    transfer.next(1)
+    transfer.heard(Reported(0.0, 4, 1, {"loss": 1.0}, 12.0))
+    assert transfer.target_s == 24  # its own epochs say more than all that
+
+
+# ---------------------------------------------------------------- conditions on what is held
+
+BRANCHES = pk.Space(
+    lr=pk.Float(0.001, 1),
+    optimizer=pk.Choice("sgd", "adam"),
+    momentum=pk.Float(0.1, 0.9, when=pk.equals("optimizer", "sgd"), transfers=False),
+    nesterov=pk.Choice(False, True, when=pk.greater("momentum", 0.5), transfers=False),
+)
+
+
+def test_only_what_is_active_is_held():
+    sampler = Held(pk.Random(), {"momentum": 0.7, "nesterov": True})
+    sampler.start(BRANCHES, objectives=1, seed=0)
+    asked = sampler.ask(40)
+    assert [BRANCHES.validate(config) for config in asked] == asked
+    held = {
+        name: {(c.get("momentum"), c.get("nesterov")) for c in asked if c["optimizer"] == name}
+        for name in ("sgd", "adam")
+    }
+    assert held == {"sgd": {(0.7, True)}, "adam": {(None, None)}}
+
+
+@pytest.mark.parametrize(("best", "more"), [("sgd", 12), ("adam", 0)])
+def test_the_second_stage_tunes_only_what_is_active(best, more):
+    names = ("sgd", "adam")
+
+    def config(number):
+        held = {"momentum": 0.1} if number == 0 else {}
+        return {"lr": 0.5, "optimizer": names[number], **held}
+
+    transfer = started(
+        pk.Shrink(8, second=12),
+        trials=2,
+        space=BRANCHES,
+        config=config,
+        held={"momentum": 0.1, "nesterov": False},
+    )
+    transfer.next(2)
+    for number in range(2):
+        end(transfer, number, 0.1 if names[number] == best else 0.9)
+    (first,) = transfer.next(1).segments
+    assert first.trial.config == config(names.index(best))
+    group = transfer.next(12)
+    found = [] if group is None else [segment.trial.config for segment in group.segments]
+    assert transfer.done
+    assert len(found) == more
+    assert [BRANCHES.validate(each) for each in found] == found
+    assert {each["optimizer"] for each in found} <= {best}
+    assert len({each["momentum"] for each in found}) == more
+    assert {"nesterov" in each for each in found} == ({True, False} if more else set())
+
+
+def test_a_study_with_a_condition_on_what_is_held_runs_to_its_end():
+    task = a_task(optimizer={"sgd": torch.optim.SGD, "adam": torch.optim.Adam})
+    space = pk.Space(
+        lr=pk.Float(1e-3, 0.5, log=True),
+        optimizer=pk.Choice("sgd", "adam"),
+        momentum=pk.Float(0.1, 0.9, when=pk.equals("optimizer", "sgd"), transfers=False),
+    )
+    found = a_study(task=task, space=space, scheduler=pk.Full(trials=4)).run()
+    assert found.state.closed.reason == "finished"
+    assert {t.config["optimizer"] for t in found.surrogate_trials} == {"sgd", "adam"}
+    for trial in found.trials:
+        assert space.validate(trial.config) == trial.config
+
+
+def test_what_transfers_may_not_depend_on_what_does_not():
+    space = pk.Space(
+        optimizer=pk.Choice("sgd", "adam", transfers=False),
+        momentum=pk.Float(0.1, 0.9, when=pk.equals("optimizer", "sgd")),
+    )
+    with pytest.raises(
+        InvalidInput, match=r"'momentum' has when=.*'optimizer'.*Say transfers=False for 'momentum'"
+    ):
+        a_study(space=space)
+
+
 # ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"eager": "x"},
+        {"eager": math.nan},
+        {"eager": None},
+        {"widths": 3},
+        {"widths": ("a",)},
+        {"widths": "24"},
+        {"widths": (0.5,)},
+        {"widths": (math.inf,)},
+        {"held": None},
+        {"held": ["weight_decay"]},
+    ],
+)
+def test_a_shrink_says_which_argument_is_wrong(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(InvalidInput, match=rf"Shrink {name} .*got {re.escape(repr(value))}"):
+        pk.Shrink(8, **wrong)
 
 
 def test_the_check_stops_a_study_whose_twin_would_mislead():
@@ -335,6 +506,12 @@ def test_on_real_workers_the_twin_is_checked_and_the_trained_model_is_there(tmp_
     assert {int(file.parent.name) for file in files} == {found.best.id}  # keep="best": the full model's
     again = pk.Study.load(tmp_path / "s.db")
     assert again.coordinate_check.to_json() == found.coordinate_check.to_json()
+    parameters = {name for name, _ in make({}).named_parameters()}
+    assert {each.layer for each in again.coordinate_check.gradients} == parameters
+    shown = {trace.name: tuple(trace.y) for trace in again.plot.coordinate_check().data}
+    assert shown == {each.layer: each.sizes for each in found.coordinate_check.layers}
+    page = write_report(tmp_path / "s.db", tmp_path / "report.html").read_text()
+    assert all(f"<td>gradient of {name}</td>" in page for name in parameters)
     model = again.load_model()
     assert model[2].weight.shape == (64, 64)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.nn import functional
 import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.train._checkpoint import FileCheckpoints, Report
-from penstock.train._elastic import _norm_forward, joined, most_devices
+from penstock.train._elastic import _loss_by_parts, _norm_forward, joined, most_devices
 from penstock.train._worker import Settings, Spec, execute
 
 EPOCHS = 6
@@ -50,18 +51,26 @@ def accuracy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (output.argmax(1) == targets).float().mean()
 
 
-def task(**options: Any) -> pk.Task:
+def summed(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output, targets, reduction="sum")
+
+
+def weighed(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Divided by the weights of the batch, which its parts have not in equal measure."""
+    return functional.cross_entropy(output, targets, weight=torch.tensor([1.0, 5.0, 25.0]))
+
+
+def task(loss: Any = functional.cross_entropy, **options: Any) -> pk.Task:
     return pk.Task(
         Net,
         data(),
-        functional.cross_entropy,
+        loss,
         metrics={"accuracy": accuracy},
         optimizer=torch.optim.SGD,
         schedule=schedule,
         epochs=EPOCHS,
-        clip_norm=1.0,
         eval_batch_size=16,
-        **{"metrics_on": "set", **options},
+        **{"metrics_on": "set", "clip_norm": 1.0, **options},
     )
 
 
@@ -174,6 +183,44 @@ def test_three_workers_and_a_batch_too_small_for_all(tmp_path: Path) -> None:
     same(state["model"], other["model"])
 
 
+@pytest.mark.parametrize(("loss", "lr"), [(summed, 0.001), (weighed, 0.05)])
+def test_a_loss_that_is_no_mean_trains_as_one_worker_does(tmp_path: Path, loss: Any, lr: float) -> None:
+    work = task(loss, clip_norm=None)
+    alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)], lr=lr)
+    spread, other = train(work, tmp_path / "spread", [(2, EPOCHS)], lr=lr)
+    same(alone, spread)
+    same(state["model"], other["model"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "divides"), [(functional.cross_entropy, True), (summed, False), (weighed, False)]
+)
+def test_a_look_at_the_loss_tells_means_from_others_and_leaves_no_trace(loss: Any, divides: bool) -> None:
+    class Holder:
+        """What is looked at of a Trainer."""
+
+        device = torch.device("cpu")
+
+        def __init__(self) -> None:
+            self.task, self.model = task(loss), Net(4)
+
+        def _autocast(self) -> Any:
+            return contextlib.nullcontext()
+
+    torch.manual_seed(0)
+    trainer: Any = Holder()
+    inputs, targets = data().train
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    found = _loss_by_parts(trainer, inputs, targets, len(inputs), 3)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    same(trainer.model.state_dict(), before)
+    assert (found is None) == divides
+    if loss is summed:
+        # Of parts of a third each, the sums have a third of the whole one on average, but for rows that are left over.
+        assert found[0] / found[1] == pytest.approx(3, rel=0.02)
+
+
 def test_who_can_spread() -> None:
     assert most_devices(task()) > 1000
     assert most_devices(lambda run: None) == 1
@@ -188,6 +235,9 @@ def test_who_can_spread() -> None:
     assert most_devices(some) == 4
     with pytest.raises(InvalidInput, match="max_devices"):
         pk.elastic(max_devices=0)
+    for mistake in (lambda: pk.elastic(3), lambda: pk.elastic(max_devices=2)(3)):
+        with pytest.raises(InvalidInput, match=r"got 3.*@pk\.elastic"):
+            mistake()
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -14,6 +14,7 @@ from torch import nn
 
 from penstock.core.errors import InvalidInput
 from penstock.model import _lanes as fused_lanes
+from penstock.model._parametrize import Multiply
 from penstock.train._generators import Generators
 from penstock.train._lanes import Hub
 from penstock.train._seeding import seed_all
@@ -133,6 +134,93 @@ def rprop(model, number):
 @pytest.mark.parametrize("norm", [False, True])
 def test_lanes_give_what_they_give_alone(make, norm):
     assert_same(lambda lane: simple(lane, make=make, dropout=0.15, norm=norm))
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.1, 0.2), (0.0, 0.0, 0.3), (0.2, 0.0, 0.0), (0.0, 0.0, 0.0)])
+def test_a_lane_that_drops_nothing_does_not_speak_for_the_others(rates):
+    def train(lane):
+        model = net(rates[lane.number])
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for rows in batches(6):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses += [loss.item(), torch.rand(()).item()]  # the second: where its generator stands
+        return result(model, losses)
+
+    assert_same(train)
+
+
+def test_a_lane_that_joins_calls_which_drew_nothing_draws():
+    def train(lane):
+        late = lane.number == 2
+        model = net(0.3 if late else 0.0)
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for step in range(8):
+            rows = torch.randint(0, len(DATA), (8,))
+            inputs = DATA[rows].requires_grad_(late and step == 0)  # such a call is made by the lane itself
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses += [loss.item(), torch.rand(()).item()]
+        return result(model, losses)
+
+    hub, _ = assert_same(train)
+    assert [lane.fused for lane in hub.lanes] == [8, 8, 7]
+
+
+def test_the_check_looks_at_lanes_that_differ():
+    """A way that only a rate above zero takes is compared too, whoever comes first."""
+
+    class Odd(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self.drop, self.head = nn.Dropout(p), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(self.drop(x)) / (1 + self.drop.p)  # read as one number
+
+    def train(lane):
+        model = Odd((0.0, 0.0, 0.3)[lane.number]).double()
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for rows in batches(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    _, notes = assert_same(train, fused=False)
+    assert "differ by" in notes[0]["reason"]
+
+
+def test_lanes_of_twins_whose_embedding_is_the_output_layer_are_fused():
+    def train(lane):
+        table, body, head = nn.Embedding(9, 6), nn.Tanh(), nn.Linear(6, 9, bias=False)
+        head.weight = table.weight
+        head.register_forward_pre_hook(Multiply(4.0))
+        model = nn.Sequential(table, body, head).double()
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for step in range(6):
+            if step == 4 and lane.number == 1:
+                model[1].register_forward_hook(lambda *_: None)
+            optimizer.zero_grad()
+            words = torch.randint(0, 9, (8,))
+            loss = F.cross_entropy(model(words), words.roll(1))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    hub, _ = assert_same(train)
+    assert [lane.fused for lane in hub.lanes] == [6, 4, 6]  # a hook of the lane's own is another matter
 
 
 def test_every_call_of_lanes_in_step_is_fused():

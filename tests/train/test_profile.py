@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import platform
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.core import Source
 from penstock.core.errors import InvalidInput
 from penstock.predict import scatter_svg
 from penstock.store import open_store
+from penstock.train._profile import _cpu_name
 
 SPACE = pk.Space(
     width=pk.Int(8, 256, structural=True),
@@ -259,3 +261,154 @@ def test_a_name_that_a_configuration_lacks_makes_another_network():
         profile = pk.Profile(task, pk.Space(width=pk.Int(1, 9), last=pk.Int(2, 9)))
         counts = [profile.traced(config)["params"] for config in ({"width": 3}, {"width": 3, "last": 7})]
         assert counts == [5 * 3 + 4 * 2, 5 * 3 + 4 * 7]
+
+
+def board(config):
+    return {"power_w": 5 + 0.1 * config["width"] + config["depth"]}
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("k"), OSError("no answer"), AssertionError("a"), ZeroDivisionError()]
+)
+def test_whatever_a_structure_fails_with_is_kept_as_its_sample(error):
+    def picky(width, depth):
+        if depth == 3:
+            raise error
+        return network(width, depth)
+
+    built = pk.Profile(task(picky), SPACE, seconds=0.001)
+    built.collect(12)
+
+    def measure(config):
+        if config["depth"] == 3:
+            raise error
+        return board(config)
+
+    asked = pk.Profile(None, SPACE, measure=measure)
+    found = asked.collect(12)
+    for made in (built, asked):
+        broken = [s for s in made.samples if s.error]
+        assert {s.config["depth"] for s in broken} == {3}
+        assert type(error).__name__ in broken[0].error
+    config = {"width": 50, "depth": 2, "lr": 0.1}
+    assert found.predict("power_w", config).mean == pytest.approx(12.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 3, [1.0], {}, {"power_w": "12"}, {"power_w": True}, {3: 1.0}], ids=repr
+)
+def test_what_measure_returns_is_numbers_by_quantity(wrong):
+    with pytest.raises(InvalidInput, match=r"0 of 4 structures.*measure= returned.*power_w"):
+        pk.Profile(None, SPACE, measure=lambda config: wrong).collect(4)
+
+
+def test_readings_that_are_not_above_0_are_left_out_and_told():
+    """The rest is the same line, so it is predicted as if they had never been read."""
+
+    def sometimes(config):
+        return {"power_w": 0.0 if config["depth"] == 2 else board(config)["power_w"], "latency_s": 0.5}
+
+    made = pk.Profile(None, SPACE, measure=sometimes)
+    with pytest.warns(UserWarning, match=r"power_w: \d+ of \d+ readings are not above 0"):
+        found = made.collect(30)
+    readings = [s.values["power_w"].value for s in [*made.samples, *made.repeats]]
+    assert found["power_w"].samples == sum(value > 0 for value in readings) < len(readings)
+    assert found["latency_s"].samples == len(readings)
+    config = {"width": 100, "depth": 1, "lr": 0.1}
+    assert found.predict("power_w", config).mean == pytest.approx(16.0, rel=0.01)
+
+
+def test_a_quantity_of_which_too_few_readings_are_left_is_an_error():
+    numbers = itertools.count()
+    with pytest.raises(
+        InvalidInput, match=r"power_w: 13 of 15 readings .* \(the first is -1\): 2 are too few"
+    ):
+        pk.Profile(
+            None, SPACE, measure=lambda c: {"power_w": 1.0 if next(numbers) in (3, 4) else -1.0}
+        ).collect(10)
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: AuthenticAMD
+model\t\t: 113
+model name\t: AMD Ryzen 7   3700X 8-Core Processor
+flags\t\t: fpu vme
+"""
+
+
+def test_a_processor_is_told_by_its_model(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text(CPUINFO)
+    assert _cpu_name(path) == "AMD Ryzen 7 3700X 8-Core Processor"
+    path.write_text("processor\t: 0\nBogoMIPS\t: 100.00\n")  # as on many ARM boards
+    kind = platform.processor() or platform.machine()
+    assert _cpu_name(path) == kind
+    assert _cpu_name(tmp_path / "none") == kind
+    assert pk.Profile(task(), SPACE).device_name == _cpu_name()
+
+
+def test_figures_of_a_real_board_say_so():
+    made = pk.Profile(None, SPACE, measure=board, source=Source.MEASURED)
+    assert made.collect(12)["power_w"].source is Source.MEASURED
+    assert {s.values["power_w"].source for s in made.samples} == {Source.MEASURED}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"space": {"width": pk.Int(1, 3)}},
+        {"space": None},
+        {"seconds": "a"},
+        {"seconds": float("nan")},
+        {"device": 3},
+        {"batch_size": -3},
+        {"batch_size": 2.5},
+        {"measure": 3},
+        {"source": "board", "measure": repr},
+        {"source": Source.MEASURED},
+        {"folds": "x"},
+        {"folds": -1},
+        {"seed": "x"},
+        {"samples": 0},
+    ],
+    ids=repr,
+)
+def test_arguments_are_checked_before_anything_is_measured(wrong):
+    def never(width, depth):
+        raise AssertionError("built")
+
+    name, value = next(iter(wrong.items()))
+    later = {n: wrong.pop(n) for n in ("folds", "seed", "samples") if n in wrong}
+    space = wrong.pop("space", SPACE)
+    with pytest.raises(InvalidInput) as caught:
+        pk.Profile(task(never), space, **wrong).collect(**later)
+    assert repr(value) in str(caught.value)
+    if name in ("folds", "seed"):
+        with pytest.raises(InvalidInput, match=name):
+            pk.Profile(None, SPACE, measure=board).fit(**later)
+
+
+@pytest.mark.parametrize("name", ["p.png", "nodir/p.svg", "folder.svg"])
+def test_a_picture_that_can_not_be_drawn_is_told_before_anything_is_measured(tmp_path, monkeypatch, name):
+    (tmp_path / "net.py").write_text(FILE)
+    (tmp_path / "folder.svg").mkdir()
+    monkeypatch.setattr(pk.Profile, "collect", lambda *args, **options: pytest.fail("measured"))
+    words = ["profile", f"{tmp_path / 'net.py'}:task", "--plot", str(tmp_path / name)]
+    with pytest.raises(InvalidInput, match="--plot"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_a_picture_that_fails_at_the_end_does_not_take_the_figures_along(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(FILE)
+    drawn = tmp_path / "p.svg"
+
+    def full(self, *args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(drawn), "write_text", full)
+    words = ["--samples", "6", "--seconds", "0.001", "--json", "--plot", str(drawn)]
+    done = CliRunner().invoke(app, ["profile", f"{tmp_path / 'net.py'}:task", *words])
+    assert isinstance(done.exception, InvalidInput)
+    assert "No space left on device" in str(done.exception)
+    assert json.loads(done.stdout)["samples"] == 6

@@ -148,6 +148,35 @@ def test_fused_twins_train_like_twins_alone(optimizer, config, doubles):
         assert results[trainer] == pytest.approx(expected, rel=1e-8)
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.body = nn.Embedding(20, 32), nn.Linear(32, 32)
+        self.out = nn.Linear(32, 20, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.body(self.words(x))))
+
+
+def test_twins_whose_embedding_is_the_output_layer_are_fused(doubles):
+    data = pk.Data((WORDS[:32], WORDS[:32]), (WORDS[32:], WORDS[32:]))
+    task = pk.Task(lambda: Tied(), data, words_loss, batch_size=8, epochs=2, optimizer=torch.optim.Adam)
+    twin = task.narrowed(pk.Shrink(4))
+    configs = [{"lr": 0.01 * (i + 1)} for i in range(3)]
+    alone = [train(twin, config, seed=i) for i, config in enumerate(configs)]
+    with private_randomness():
+        trainers = [Trainer(twin, config, seed=i) for i, config in enumerate(configs)]
+        assert trainers[0].model.out._forward_pre_hooks  # the multiplier
+        fused = FusedTrainer(trainers, compile=False)
+        results = [fused.train_epoch() for _ in range(2)][-1]
+    assert (fused.counts, fused.reasons) == ([3], {})
+    for trainer, (expected, metrics) in zip(trainers, alone, strict=True):
+        assert results[trainer] == pytest.approx(metrics[-1], rel=1e-10)
+        for name, value in expected.model.state_dict().items():
+            assert torch.allclose(trainer.model.state_dict()[name], value, rtol=1e-10, atol=1e-10), name
+
+
 def test_the_twin_does_at_a_rate_what_the_model_does():
     """Over learning rates, the best of the twin is the best of the model; of a plain narrow model it need not be."""
     twin = vector_task(optimizer=torch.optim.Adam).narrowed(pk.Shrink(8))

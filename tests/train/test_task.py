@@ -132,6 +132,11 @@ def test_the_same_seed_gives_the_same_weights():
         ({"lr": -1.0}, {}, r"SGD\(lr=-1.0\) refuses"),
         ({"lr": 0.1, "batch_size": 0}, {}, "batch_size.*0"),
         ({"lr": 0.1, "batch_size": 2.5}, {}, "batch_size.*2.5"),
+        (
+            {"lr": 0.1},
+            {"optimizer": lambda params, lr: torch.optim.LBFGS(params, lr)},
+            "LBFGS.*closure.*AdamW",
+        ),
         ({"lr": 0.1}, {"model": lambda: "net"}, "made a str, not an nn.Module"),
         ({"lr": 0.1}, {"model": lambda: nn.ReLU()}, "no parameters"),
         ({"lr": 0.1}, {"model": lambda config: nn.Linear(4, config["width"])}, "asks for 'width'.*lr"),
@@ -158,6 +163,8 @@ def test_configurations_that_cannot_work(config, more, words):
         ({"metrics": {"loss": F.cross_entropy}}, "always reported"),
         ({"metrics": {"accuracy": 3}}, "must be a function"),
         ({"checkpoint_steps": 0}, "checkpoint_steps"),
+        ({"optimizer": torch.optim.LBFGS}, r"optimizer=LBFGS.*closure.*AdamW.*train\(run\)"),
+        ({"optimizer": {"sgd": torch.optim.SGD, "lbfgs": torch.optim.LBFGS}}, "optimizer=LBFGS.*closure"),
     ],
 )
 def test_tasks_that_cannot_work(more, words):

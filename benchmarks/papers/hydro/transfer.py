@@ -11,6 +11,10 @@ A final loss is the mean over ``--seeds`` seeds (initial weights and data order)
 beside it: ``noise`` is the rank correlation of one width with itself under other seeds (the mean over the pairs of
 seeds). No transfer can be expected to rank better than a width ranks itself.
 
+The images are 2,000 of Fashion-MNIST, averaged down to 14 x 14. The 640 digits used first were learnt by heart: most
+losses of the full ResNet with Adam lay between 0.03 and 0.06, it agreed with itself under another seed by no more than
+0.78, and nobody can rank the ten configurations then.
+
 ``--space moderate`` (default) ends below the learning rates where these models get unstable; ``--space paper`` has the
 ranges of Hydro's Table 2 (SGD lr 1e-4..1, momentum 0.5..0.999; Adam lr 1e-5..0.1), far beyond that edge.
 """
@@ -32,6 +36,9 @@ from scipy.stats import rankdata
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from benchmarks.papers.sm2.problems import fashion
+
 import penstock as pk
 from _bench import RESULTS, save
 from penstock.train._loop import Trainer, private_randomness
@@ -42,7 +49,7 @@ FACTOR = 8
 def mlp(config, width=256):
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(64, width),
+        nn.Linear(196, width),
         nn.ReLU(),
         nn.Linear(width, width),
         nn.ReLU(),
@@ -102,6 +109,10 @@ def language_loss(output, targets):
     return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
+def images():
+    return fashion(2000, val=500)
+
+
 def digits(count=800):
     from sklearn.datasets import load_digits
 
@@ -127,8 +138,8 @@ def sentences(count=320, length=16, vocabulary=24):
 
 
 PROBLEMS = {
-    "mlp": (mlp, digits, F.cross_entropy, 8),
-    "resnet": (resnet, digits, F.cross_entropy, 4),
+    "mlp": (mlp, images, F.cross_entropy, 8),
+    "resnet": (resnet, images, F.cross_entropy, 4),
     "transformer": (transformer, sentences, language_loss, 8),
 }
 OPTIMIZERS = {

@@ -145,6 +145,8 @@ def trials(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """All trials of a study, one row each."""
+    if as_csv and as_json:
+        raise InvalidInput("--csv and --json are two forms of the same table: give one of them.")
     from penstock.report import read_journal, row
 
     journal = read_journal(store, study)

@@ -6,6 +6,8 @@ import ast
 import csv
 import json
 import lzma
+import math
+import reprlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,29 +89,52 @@ def read_rates(path: str | None) -> dict[tuple[str, str], Rate]:
     try:
         raw = Path(path).read_bytes()
         data = json.loads(lzma.decompress(raw) if path.endswith(".xz") else raw)
-    except (OSError, ValueError, lzma.LZMAError) as error:
+    except (OSError, ValueError, RecursionError, lzma.LZMAError) as error:
         raise InvalidInput(f"--rates {path} can't be read: {error}.") from error
+    if not (isinstance(data, dict) and all(isinstance(row, dict) for row in data.values())):
+        raise InvalidInput(
+            f"--rates {path} is no table of iterations per second: it takes {{trial kind: {{device kind: number}}}}, "
+            f"got {reprlib.repr(data)}."
+        )
+    if not any("('" in key for row in data.values() for key in row):
+        return {
+            (t, d.lower()): Rate(_per_s(path, t, d, v)) for t, row in data.items() for d, v in row.items()
+        }
+    return {k: v for device, row in data.items() for k, v in _gavel(path, device, row).items()}
+
+
+def _per_s(path: str, trial: str, device: str, value: Any) -> float:
     try:
-        gavel = any("('" in key for row in data.values() for key in row)
-        if not gavel:
-            return {(t, d.lower()): Rate(float(v)) for t, row in data.items() for d, v in row.items()}
-        return {k: v for device, row in data.items() for k, v in _gavel(device, row).items()}
-    except (AttributeError, TypeError, ValueError, KeyError, SyntaxError) as error:
-        raise InvalidInput(f"--rates {path} is no table of iterations per second: {error!r}.") from error
+        per_s = float(value)
+    except (TypeError, ValueError, OverflowError):
+        per_s = math.nan
+    if not 0 <= per_s < math.inf:
+        raise InvalidInput(
+            f"--rates {path}: {trial!r} on {device!r} can't make {reprlib.repr(value)} iterations a second; give a "
+            "number of at least 0 (0: it can't run there)."
+        )
+    return per_s
 
 
-def _gavel(device: str, row: Mapping[str, Any]) -> dict[tuple[str, str], Rate]:
+def _gavel(path: str, device: str, row: Mapping[str, Any]) -> dict[tuple[str, str], Rate]:
     found = {}
     for key, others in row.items():
-        name, workers = ast.literal_eval(key)
-        if workers != 1 or "unconsolidated" in device:
-            continue
-        alone = float(others["null"])
-        pair = others.get(key)
-        used = None
-        if pair and alone > 0 and sum(pair) > 0:
-            used = min(1.0, alone / sum(pair))  # two of them do so much more than one
-        found[name, device] = Rate(alone, None, used)
+        try:
+            name, workers = ast.literal_eval(key)
+            if workers != 1 or "unconsolidated" in device:
+                continue
+            alone, pair = _per_s(path, name, device, others["null"]), others.get(key)
+            used = None
+            if pair and alone > 0 and sum(pair) > 0:
+                used = min(1.0, alone / sum(pair))  # two of them do so much more than one
+            found[name, device] = Rate(alone, None, used)
+        except InvalidInput:
+            raise
+        except (AttributeError, TypeError, ValueError, KeyError, SyntaxError, RecursionError, MemoryError):
+            raise InvalidInput(
+                f"--rates {path}: {reprlib.repr(key)} of {device!r} is not as in Gavel's tables, \"('kind', 1)\": "
+                f'{{"null": number}}; got {reprlib.repr(others)}.'
+            ) from None
     return found
 
 
@@ -176,6 +201,12 @@ def cluster(
     kinds = parse_devices(devices)
     table = read_rates(rates)
     names = {d.name for d in kinds}
+    known = {device for (_, device), rate in table.items() if rate.per_s > 0}
+    if not names & known:
+        raise InvalidInput(
+            f"--devices {devices}: no trial is known to run on any of them. There are rates for "
+            f"{', '.join(sorted(known)) or 'no device'}; name one of these, or give --rates with others."
+        )
     table = {(trial, device): rate for (trial, device), rate in table.items() if device in names}
     listed = read_jobs(jobs, table, hours, seed)
     if policy not in ("agnostic", "aware", "both"):

@@ -26,7 +26,7 @@ def load(target: str, default: str) -> Any:
         raise InvalidInput(
             f"{target!r} names no file or module: write tune.py:{name} or package.module:{name}."
         )
-    is_file = place.endswith(".py") or "/" in place
+    is_file = place.endswith(".py") or "/" in place or _is_file(place)
     module = _load_file(Path(place)) if is_file else _load_module(place)
     value: Any = module
     for part in name.split("."):
@@ -55,6 +55,14 @@ def call(function: Any, target: str) -> Any:
     found: list[Any] = []
     _execute(lambda: found.append(function()), target, "Calling")
     return found[0]
+
+
+def _is_file(place: str) -> bool:
+    """Whether there is such a file, which is then meant rather than a module: c.toml is no module toml of c."""
+    try:
+        return "." in place and Path(place).is_file()
+    except ValueError:  # no name that a file can have
+        return False
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -36,9 +36,12 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure power, memory and latency of random structures, fit predictors, and say how good they are."""
+    from penstock.core.errors import InvalidInput
     from penstock.predict import scatter_svg
     from penstock.train import Profile
 
+    if plot is not None:
+        _check_plot(plot)
     task, found = _load(target, space)
     made = Profile(task, found, device=device, batch_size=batch_size, seconds=seconds, training=training)
     shown = sys.stderr.isatty()
@@ -60,21 +63,43 @@ def profile(
             key = predictors.save(opened)
         finally:
             opened.close()
+    unwritten = None
     if plot is not None:
-        plot.write_text(scatter_svg(predictors))
+        try:
+            plot.write_text(scatter_svg(predictors), encoding="utf-8")
+        except OSError as error:  # what was measured is still told
+            unwritten = InvalidInput(f"--plot {plot} can't be written: {error.strerror or error}.")
     if as_json:
         print(json.dumps(_facts(predictors, len(made.samples), failed, key)))
-        return
+    else:
+        _tell(predictors, failed)
+        if key is not None:
+            print(f"Kept in {store} under {key}.")
+        if plot is not None and unwritten is None:
+            print(f"Predicted against actual: {plot}")
+    if unwritten is not None:
+        raise unwritten
+
+
+def _check_plot(plot: Path) -> None:
+    """Refuse what could not be drawn, before anything is measured."""
+    from penstock.core.errors import InvalidInput
+
+    if plot.suffix.lower() != ".svg":
+        raise InvalidInput(f"--plot {plot}: the picture is an SVG. Give a name that ends with .svg.")
+    if not plot.parent.is_dir():
+        raise InvalidInput(f"--plot {plot}: there is no folder {plot.parent}. Make it, or give another one.")
+    if plot.is_dir():
+        raise InvalidInput(f"--plot {plot} is a folder. Give the name of a file.")
+
+
+def _tell(predictors: Any, failed: list[Any]) -> None:
     print(predictors)
     weak = sorted({str(predictors[q].source) for q in predictors} - {"measured"})
     if weak:
         print(f'Some figures are {" and ".join(weak)}, not measured: "penstock doctor" says why.')
     if failed:
         print(f"{len(failed)} structures could not be measured; the first: {failed[0].error}")
-    if key is not None:
-        print(f"Kept in {store} under {key}.")
-    if plot is not None:
-        print(f"Predicted against actual: {plot}")
 
 
 def _load(target: str, space: str) -> tuple[Any, Any]:

@@ -43,7 +43,8 @@ class Submitted:
     """The scheduler was asked with ``want`` and handed out a group.
 
     Journalled before anything of the group starts. Replay asks the scheduler again with the same ``want``
-    and must get the same group.
+    and must get the same group. ``refused``: trials and how many proposals were refused before each of them, since
+    they were predicted to violate a limit.
     """
 
     kind: ClassVar[str] = "submitted"
@@ -51,6 +52,7 @@ class Submitted:
     want: int
     segments: tuple[Segment, ...]
     label: str = ""
+    refused: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,8 @@ def to_record(event: Event) -> Record:
         case Submitted():
             segments = [_segment_to_json(s) for s in event.segments]
             data = {"want": event.want, "label": event.label, "segments": segments}
+            if event.refused:
+                data["refused"] = [list(pair) for pair in event.refused]
             return event.kind, None, event.time_s, data
         case Saved():
             return event.kind, event.trial, event.time_s, {"e": event.epoch, "path": event.path}
@@ -313,7 +317,8 @@ def _from_record(kind: str, trial: int | None, time_s: float, data: Mapping[str,
         _count(trial)
     if kind == "submitted":
         segments = tuple(_segment_from_json(s) for s in data["segments"])
-        return Submitted(time_s, _count(data["want"]), segments, _text(data["label"]))
+        refused = tuple((_count(trial), _count(number)) for trial, number in data.get("refused", ()))
+        return Submitted(time_s, _count(data["want"]), segments, _text(data["label"]), refused)
     if kind == "session_opened":
         return SessionOpened(time_s, _text(data["host"]), _count(data["pid"]), _mapping(data.get("note", {})))
     if kind == "session_closed":

@@ -47,6 +47,7 @@ class TrialRecord:
         unfinished: Its segment is yet to run to its end: what a resume has to run.
         violated: Limits of the study that it was measured to violate, as text.
         device_s: Device-seconds it held: half a device for two seconds is one.
+        refused: Proposals that were refused before this one, since they were predicted to violate a limit.
     """
 
     id: int
@@ -72,6 +73,7 @@ class TrialRecord:
     unfinished: bool = True
     violated: tuple[str, ...] = ()
     device_s: float = 0.0
+    refused: int = 0
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
     _members: int = 1  # of the fused training it runs in: they share the device's time
@@ -121,6 +123,8 @@ class Counts:
 
 VIOLATED = "limit_violated"
 """The topic of notes that a trial was measured to violate a limit of the study."""
+REFUSED = "refused"
+"""The topic of notes of further ``proposals`` that were refused by a limit, with no trial after them."""
 
 
 class StudyState:
@@ -144,6 +148,7 @@ class StudyState:
         self.spent_s = 0.0  # wall time of all sessions
         self.device_s = 0.0  # device-seconds held by trials
         self.devices: set[str] = set()  # devices that were used
+        self.refused = 0  # proposals, since they were predicted to violate a limit
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> StudyState:
@@ -183,6 +188,9 @@ class StudyState:
             case Submitted():
                 for segment in event.segments:
                     self._submitted(segment, event.time_s)
+                for trial, number in event.refused:
+                    self.trials[trial].refused = number
+                    self.refused += number
             case Saved():
                 self.trials[event.trial].saved[event.epoch] = event.path
             case Resized():
@@ -204,6 +212,8 @@ class StudyState:
                 if event.topic == VIOLATED and event.trial in self.trials:
                     record = self.trials[event.trial]
                     record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
+                if event.topic == REFUSED and isinstance(event.data.get("proposals"), int):
+                    self.refused += event.data["proposals"]
             case SessionOpened():
                 self.sessions.append(event)
                 self.closed = None

@@ -124,6 +124,7 @@ class SimulatedMeter:
         self._gpu.run(load)
         self._sample_s = load.epoch_s / gpus.samples
         self._epoch = gpus.samples
+        self._part = 1.0  # of the samples of an iteration
         self._begun_j: float | None = None
         self._iterated = False
         self._limiter: PowerLimiter | None = None
@@ -142,6 +143,10 @@ class SimulatedMeter:
             )
             self._limiter.start()
 
+    def spread(self, workers: int) -> None:
+        """One of so many workers trains it: the crew's samples are told to each, and take their time on all GPUs."""
+        self._part = 1.0 / workers
+
     def epoch_begin(self) -> None:
         """An epoch begins."""
         self._begun_j = self._gpu.energy_j()
@@ -155,8 +160,9 @@ class SimulatedMeter:
         return self.iteration
 
     def iteration(self, samples: float = 1.0) -> None:
-        """An iteration is over: it took its time on the GPU."""
+        """An iteration is over: this worker's part of it took its time on the GPU."""
         self._iterated = True
+        samples *= self._part
         self._clock.advance_to(self._clock.now_s() + samples * self._sample_s * self._gpu.slowdown())
         if self._limiter is not None:
             self._limiter.iteration(samples)

@@ -85,6 +85,7 @@ class _Ticket:
     crew: list[_Ticket] = field(default_factory=list)
     lead: _Ticket | None = None
     target: tuple[Share, ...] = ()  # shares to go on with, from the next report on
+    claims: tuple[Share, ...] = ()  # those of them that are kept free for it until then
     halted: bool = False  # it has stopped for that
     asked: tuple[str, bool] | None = None  # meanwhile it was told to stop
     drawn: Measurement | None = None  # outside of epochs, before its shares were changed
@@ -734,28 +735,23 @@ class Local(Executor):
         placement = ticket.launch.placement
         if placement.max_devices < len(shares) or len(placement.segments) > 1:
             raise InvalidInput(f"Trial {trial} can't spread over {len(shares)} devices.")
-        ticket.target = tuple(shares)
-        for share in self._claims(ticket):
+        now = {share.device for member in (ticket, *ticket.crew) for share in member.shares}
+        claims = tuple(share for share in shares if share.device not in now)
+        for share in claims:
             if self._held.get(share.device, 0.0) + share.fraction > 1.0 + _EPSILON:
-                ticket.target = ()
                 raise ExecutorError(f"{share.fraction:g} of {share.device} is asked for, but is not free.")
-        for share in self._claims(ticket):
+        for share in claims:
             self._held[share.device] = self._held.get(share.device, 0.0) + share.fraction
+        ticket.target, ticket.claims = tuple(shares), claims
         data = pickle.dumps((ticket.number, trial, "other shares", True), protocol=5)
         ticket.worker.outbox += FRAME.pack(len(data)) + data
         self._send_out(ticket.worker)
         self._free = None
 
-    @staticmethod
-    def _claims(ticket: _Ticket) -> list[Share]:
-        """Shares that are kept free for it until it changes."""
-        now = {share.device for share in ticket.launch.placement.shares}
-        return [share for share in ticket.target if share.device not in now]
-
     def _unclaim(self, ticket: _Ticket) -> None:
-        for share in self._claims(ticket):
+        for share in ticket.claims:
             self._held[share.device] = max(0.0, self._held[share.device] - share.fraction)
-        ticket.target = ()
+        ticket.target = ticket.claims = ()
         self._free = None
 
     def _regroup(self, lead: _Ticket) -> None:
@@ -993,7 +989,12 @@ class Local(Executor):
 
     def _steal(self) -> None:
         """Give idle devices what waits behind a segment that takes longer than expected."""
-        lonely = [name for name in self._machine() if not self._on.get(name) and self._owns(name)]
+        # Not one that is kept for a trial which is to spread: it may be the very one that waits.
+        lonely = [
+            name
+            for name in self._machine()
+            if not self._on.get(name) and not self._held.get(name, 0.0) and self._owns(name)
+        ]
         if not lonely:
             return
         now_s = self._clock.now_s()

@@ -9,11 +9,12 @@ import logging
 import math
 import os
 import pickle
+import socket
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -55,6 +56,8 @@ _TAKEN_S = 10.0
 _IDLE_S = 60.0
 _CLOSE_S = 5.0
 _START_TRIES = 3
+_KNOCK_S = 5.0  # for a head node that is just coming up
+_KNOCK_AGAIN_S = 0.5
 _GRAIN = 10_000  # Ray counts resources in ten-thousandths
 
 
@@ -121,6 +124,27 @@ class _Worker:
     broken: tuple[str, str] | None = None
     ticket: _Ticket | None = None
     exclusive: bool = False
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself goes on trying for minutes, and says nothing."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return  # "auto", "local" or another way to find it, which is Ray's affair
+    deadline_s = time.monotonic() + _KNOCK_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+        except (OSError, OverflowError) as error:
+            if time.monotonic() < deadline_s - _KNOCK_AGAIN_S:
+                time.sleep(_KNOCK_AGAIN_S)
+                continue
+            raise ExecutorError(
+                f"The Ray cluster at {address!r} can't be reached: {error}. Is it up, and are host and port right "
+                '("head:6379", or "ray://head:10001" from outside)? Ray on this machine alone: Ray(None), without '
+                "RAY_ADDRESS."
+            ) from error
+        return
 
 
 def _ray() -> Any:
@@ -210,6 +234,14 @@ class Ray(Executor):
             raise InvalidInput("kinds names GPUs: drop gpus=False, or kinds.")
         if not wait_s >= 0:
             raise InvalidInput(f"wait_s must be at least 0 seconds, got {wait_s}.")
+        if kinds is not None and not (
+            isinstance(kinds, Iterable) and all(isinstance(kind, str) for kind in kinds)
+        ):
+            raise InvalidInput(f'kinds takes names of GPUs, such as ["A100"], got {kinds!r}.')
+        if runtime_env is not None and not isinstance(runtime_env, Mapping):
+            raise InvalidInput(
+                f'runtime_env takes a mapping as Ray documents it, such as {{"pip": ["xgboost"]}}, got {runtime_env!r}.'
+            )
         self.slots_per_trial = slots_per_trial
         self._options: dict[str, Any] = {
             "address": address,
@@ -324,6 +356,7 @@ class Ray(Executor):
         options: dict[str, Any] = {} if address != "local" else {"include_dashboard": False}
         if self._options["runtime_env"]:
             options["runtime_env"] = self._options["runtime_env"]
+        _knock(address)
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:

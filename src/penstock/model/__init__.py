@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.model._ops import PerMember
     from penstock.model._optimize import FusedOptimizer, group_names, release
     from penstock.model._pace import Form, Pace
-    from penstock.model._parametrize import Rule, Table, parametrize, scale_groups
+    from penstock.model._parametrize import Rule, ScaledSchedule, Table, adam_like, parametrize, scale_groups
     from penstock.model._shrink import compare, narrower, shrink
     from penstock.model._stack import Slot, Stack, detach
     from penstock.model._step import FusedStep, Recorded
@@ -26,10 +26,12 @@ _WHERE = {
     "PerMember": "_ops",
     "Recorded": "_step",
     "Rule": "_parametrize",
+    "ScaledSchedule": "_parametrize",
     "Shrink": "_surrogate",
     "Slot": "_stack",
     "Stack": "_stack",
     "Table": "_parametrize",
+    "adam_like": "_parametrize",
     "compare": "_shrink",
     "coordinate_check": "_check",
     "detach": "_stack",
@@ -53,10 +55,12 @@ __all__ = [
     "PerMember",
     "Recorded",
     "Rule",
+    "ScaledSchedule",
     "Shrink",
     "Slot",
     "Stack",
     "Table",
+    "adam_like",
     "compare",
     "coordinate_check",
     "detach",

@@ -2,6 +2,11 @@
 
 Hydro 4.1: the average size (L1) of every activation vector must be bounded. What the check needs beyond that is the
 muP paper's test: on a log-log scale, the size over the width has a slope near 0.
+
+Gradients must be finite and bounded too. How the elements of a parameter's gradient scale depends on its place: in a
+right model those of an output stay as they are, all others shrink with the width (as 1/width, those of queries as its
+root). None grows: the largest root mean square over the steps may have any slope but one clearly above 0 (0.5).
+Adaptive optimizers divide a gradient's size away, so activations alone would not tell.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -25,15 +30,22 @@ OUTPUT = "(output)"
 GROWS = 0.33
 """A slope beyond it, in either direction, fails: a correct model's is 0, standard parametrization's 0.5 or 1."""
 
+EXPLODES = 0.5
+"""A gradient's slope beyond it, by two standard errors, fails: a correct model's is 0 at most. Gradients are noisier
+than activations, for the loss itself differs from seed to seed."""
+
+_FAINT = 1e-5  # of the model's largest gradient: less is rounding (a key's bias, a bias before a batch norm have none)
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class LayerCheck:
-    """One layer over the widths.
+    """One layer, or the gradient of one parameter, over the widths.
 
     Attributes:
-        layer: Its path in the model.
-        sizes: Mean absolute activation after the last step, by width, narrowest first; None: not finite.
+        layer: Its path in the model, or the parameter's name.
+        sizes: Mean absolute activation after the last step, or the largest root mean square of the gradient in all of
+            them, by width, narrowest first; None: not finite.
         slope: Of log size over log width.
         doubt: The slope's standard error, from the seeds.
         verdict: ``"ok"``, ``"grows"``, ``"vanishes"`` or ``"diverges"``.
@@ -57,6 +69,7 @@ class CoordinateCheck:
         losses: Training loss after the last step, by width.
         step_s: Seconds per training step, by width.
         steps: How many steps were trained.
+        gradients: By parameter. They may shrink with the width, never grow.
     """
 
     divisors: tuple[float, ...]
@@ -64,16 +77,21 @@ class CoordinateCheck:
     losses: tuple[float | None, ...]
     step_s: tuple[float, ...]
     steps: int
+    gradients: tuple[LayerCheck, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every layer is in order."""
-        return all(layer.verdict == "ok" for layer in self.layers)
+        """Whether every layer and every gradient is in order."""
+        return not self.failures
 
     @property
     def failures(self) -> tuple[LayerCheck, ...]:
-        """The layers that are not."""
-        return tuple(layer for layer in self.layers if layer.verdict != "ok")
+        """The layers that are not, then the gradients, called so."""
+        return (*(layer for layer in self.layers if layer.verdict != "ok"), *self._wrong)
+
+    @property
+    def _wrong(self) -> list[LayerCheck]:
+        return [replace(x, layer=f"gradient of {x.layer}") for x in self.gradients if x.verdict != "ok"]
 
     def explain(self) -> str:
         """What is wrong, in a sentence or two; empty if nothing is."""
@@ -99,44 +117,29 @@ class CoordinateCheck:
             "steps": self.steps,
             "losses": list(self.losses),
             "step_s": list(self.step_s),
-            "layers": [
-                {
-                    "layer": x.layer,
-                    "sizes": list(x.sizes),
-                    "slope": _finite(x.slope),
-                    "doubt": _finite(x.doubt),
-                    "verdict": x.verdict,
-                }
-                for x in self.layers
-            ],
+            "layers": [_to_json(x) for x in self.layers],
+            "gradients": [_to_json(x) for x in self.gradients],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CoordinateCheck:
         """The check of its JSON-able form."""
-        layers = [
-            LayerCheck(
-                x["layer"],
-                tuple(x["sizes"]),
-                math.nan if x["slope"] is None else x["slope"],
-                math.nan if x["doubt"] is None else x["doubt"],
-                x["verdict"],
-            )
-            for x in data["layers"]
-        ]
         return cls(
             tuple(data["divisors"]),
-            tuple(layers),
+            tuple(map(_from_json, data["layers"])),
             tuple(data["losses"]),
             tuple(data["step_s"]),
             data["steps"],
+            tuple(map(_from_json, data.get("gradients", ()))),  # an earlier release looked at none
         )
 
     def __str__(self) -> str:
-        names = max([len(layer.layer) for layer in self.layers] + [5])
+        # Gradients would double the table: of them only what is wrong.
+        shown = [*self.layers, *self._wrong]
+        names = max([len(x.layer) for x in shown] + [5])
         head = "  ".join(f"{'1/' + format(d, 'g'):>8}" for d in self.divisors)
         lines = [f"{'layer':<{names}}  {head}  {'slope':>6}  verdict"]
-        for x in self.layers:
+        for x in shown:
             sizes = "  ".join(f"{'-' if s is None else format(s, '.3g'):>8}" for s in x.sizes)
             lines.append(f"{x.layer:<{names}}  {sizes}  {x.slope:>+6.2f}  {x.verdict}")
         return "\n".join(lines)
@@ -152,7 +155,7 @@ def coordinate_check(
     seeds: int = 3,
     forward: Callable[[nn.Module, Any], Any] | None = None,
 ) -> CoordinateCheck:
-    """Train a few steps at several widths and compare activations.
+    """Train a few steps at several widths and compare activations and gradients.
 
     Args:
         make: ``make(divisor, seed)`` gives a model and its optimizer.
@@ -173,23 +176,41 @@ def coordinate_check(
         )
     call = forward or (lambda model, batch: model(batch))
     sizes: list[list[dict[str, float]]] = []
+    gradients: list[list[dict[str, float]]] = []
     asleep: set[str] | None = None  # layers that start at zero at every width: queries, outputs
     losses: list[float | None] = []
     times: list[float] = []
     for divisor in order:
         runs = [_train(*make(divisor, seed), batches, loss, call, steps) for seed in range(seeds)]
-        sizes.append([run[0] for run in runs])
+        sizes.append([run.sizes for run in runs])
+        gradients.append([run.gradients for run in runs])
         for run in runs:
-            asleep = run[3] if asleep is None else asleep & run[3]
-        last = [run[1] for run in runs]
-        losses.append(_finite(statistics.fmean(last)))
-        times.append(min(run[2] for run in runs))
-    layers = [name for name in sizes[-1][0] if all(name in run for width in sizes for run in width)]
-    checks = [
-        _judge(name, order, [[run[name] for run in width] for width in sizes], name in (asleep or ()))
-        for name in layers
-    ]
-    return CoordinateCheck(tuple(order), tuple(checks), tuple(losses), tuple(times), steps)
+            asleep = run.zeros if asleep is None else asleep & run.zeros
+        losses.append(_finite(statistics.fmean(run.loss for run in runs)))
+        times.append(statistics.median(step_s for run in runs for step_s in run.steps_s))
+    checks = [_judge(name, order, each, name in (asleep or ())) for name, each in _by_name(sizes).items()]
+    found = _by_name(gradients)
+    known = [value for each in found.values() for width in each for value in width if math.isfinite(value)]
+    faint = _FAINT * max(known, default=0.0)
+    judged = [_judge(name, order, each, gradient=True, least=faint) for name, each in found.items()]
+    return CoordinateCheck(tuple(order), tuple(checks), tuple(losses), tuple(times), steps, tuple(judged))
+
+
+def _by_name(runs: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[list[float]]]:
+    """By the names that every run has: sizes by width and seed."""
+    names = [name for name in runs[-1][0] if all(name in run for width in runs for run in width)]
+    return {name: [[run[name] for run in width] for width in runs] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What a few steps showed: sizes by layer, gradients by parameter, the last loss, seconds, what began at zero."""
+
+    sizes: dict[str, float]
+    gradients: dict[str, float]
+    loss: float
+    steps_s: list[float]
+    zeros: set[str]
 
 
 def _train(
@@ -199,27 +220,51 @@ def _train(
     loss: Callable[[Any, Any], Tensor],
     call: Callable[[nn.Module, Any], Any],
     steps: int,
-) -> tuple[dict[str, float], float, float, set[str]]:
-    """Sizes of all activations after ``steps`` steps, the last loss, the quickest step's seconds, what was zero."""
+) -> _Trained:
     model.train()
-    first = _activations(model, batches[0][0], call)
+    first, output = _activations(model, batches[0][0], call)
+    gradients: dict[str, float] = {}
     value = math.nan
-    fastest = math.inf
+    steps_s = []
     for step in range(steps):
         inputs, targets = batches[step % len(batches)]
         begun = time.perf_counter()
         optimizer.zero_grad()
         found = loss(call(model, inputs), targets)
         torch.autograd.backward(found)
+        paused = time.perf_counter()
+        _measure(model, gradients)
+        begun += time.perf_counter() - paused  # looking at gradients is no part of a step
         optimizer.step()
         value = float(found.detach())
-        fastest = min(fastest, time.perf_counter() - begun)
+        steps_s.append(time.perf_counter() - begun)
     zeros = {name for name, size in first.items() if size == 0 and name != OUTPUT}
-    return _activations(model, batches[0][0], call), value, fastest, zeros
+    sizes, now = _activations(model, batches[0][0], call)
+    if output is not None and now is not None and output.shape == now.shape:
+        # First outputs are random sums that shrink with the width, in a right model too: what counts is how they move.
+        moved = float((now - output).abs().mean())
+        made = [name for name, size in first.items() if size == first[OUTPUT]]  # the layer it comes from, too
+        sizes |= dict.fromkeys(made, moved)
+    return _Trained(sizes, gradients, value, steps_s, zeros)
 
 
 @torch.no_grad()
-def _activations(model: nn.Module, inputs: Any, call: Callable[[nn.Module, Any], Any]) -> dict[str, float]:
+def _measure(model: nn.Module, largest: dict[str, float]) -> None:
+    """Keep the largest root mean square of each parameter's gradient; one that was not finite stays so."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None or not parameter.numel():
+            continue
+        gradient = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+        size = float(gradient.double().norm()) / math.sqrt(parameter.numel())
+        before = largest.get(name, 0.0)
+        largest[name] = max(before, size) if math.isfinite(before) and math.isfinite(size) else math.nan
+
+
+@torch.no_grad()
+def _activations(
+    model: nn.Module, inputs: Any, call: Callable[[nn.Module, Any], Any]
+) -> tuple[dict[str, float], Tensor | None]:
+    """The mean size of what every layer makes, and the output itself."""
     found: dict[str, float] = {}
     hooks = []
 
@@ -245,26 +290,35 @@ def _activations(model: nn.Module, inputs: Any, call: Callable[[nn.Module, Any],
         tensors = [output.logits]
     if tensors:
         found[OUTPUT] = float(tensors[0].abs().mean())
-    return found
+    return found, tensors[0] if tensors else None
 
 
-def _judge(name: str, divisors: Sequence[float], runs: Sequence[Sequence[float]], asleep: bool) -> LayerCheck:
+def _judge(
+    name: str,
+    divisors: Sequence[float],
+    runs: Sequence[Sequence[float]],
+    asleep: bool = False,
+    *,
+    gradient: bool = False,
+    least: float = 0.0,
+) -> LayerCheck:
+    """The verdict on sizes, by width and seed; below ``least`` they are noise."""
     means = tuple(_finite(statistics.fmean(each)) for each in runs)
     if any(mean is None for mean in means):
         return LayerCheck(name, means, math.nan, math.nan, "diverges")
     if all(mean == 0 for mean in means):
         return LayerCheck(name, means, 0.0, 0.0, "ok")  # not used yet
     # Tiny against the largest is noise, and log of it even more so.
-    least = 1e-6 * max(mean for mean in means if mean is not None)
+    least = max(least, 1e-6 * max(mean for mean in means if mean is not None))
     x = [-math.log(divisor) for divisor in divisors]
     slope, doubt = _line(
         [value for value, each in zip(x, runs, strict=True) for _ in each],
         [math.log(max(size, least)) for each in runs for size in each],
     )
     verdict = "ok"
-    if slope - doubt > GROWS:
+    if slope - 2 * doubt > EXPLODES if gradient else slope - doubt > GROWS:
         verdict = "grows"
-    elif slope + doubt < -GROWS and not asleep:
+    elif slope + doubt < -GROWS and not asleep and not gradient:
         # What starts at zero (queries) takes off the more slowly the wider it is, until there is what to attend to.
         verdict = "vanishes"
     return LayerCheck(name, means, slope, doubt, verdict)
@@ -279,8 +333,28 @@ def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return slope, math.sqrt(rest / max(1, len(x) - 2) / spread)
 
 
+def _to_json(one: LayerCheck) -> dict[str, Any]:
+    return {
+        "layer": one.layer,
+        "sizes": list(one.sizes),
+        "slope": _finite(one.slope),
+        "doubt": _finite(one.doubt),
+        "verdict": one.verdict,
+    }
+
+
+def _from_json(data: Mapping[str, Any]) -> LayerCheck:
+    return LayerCheck(
+        data["layer"],
+        tuple(data["sizes"]),
+        math.nan if data["slope"] is None else data["slope"],
+        math.nan if data["doubt"] is None else data["doubt"],
+        data["verdict"],
+    )
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-__all__ = ["GROWS", "CoordinateCheck", "LayerCheck", "coordinate_check"]
+__all__ = ["EXPLODES", "GROWS", "CoordinateCheck", "LayerCheck", "coordinate_check"]

@@ -10,11 +10,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from penstock.core.errors import Unsupported
 from penstock.model._ops import Draws, Members, PerMember
 from penstock.model._ops._attention import masks_as_given
+from penstock.model._parametrize import Multiply
 from penstock.model._stack import Stack
 
 _INTERNAL = frozenset(
@@ -103,9 +105,10 @@ class Fusion:
             Unsupported: The function does what can't be fused (asks for a tensor's value, ...).
         """
         count = len(self) if rows is None else len(rows)
-        members = Members(self.draws if rows is None else Draws([self.draws.generators[row] for row in rows]))
+        members = Members(self.draws if rows is None else self.draws.part(rows))
         flags = (True,) * len(args) if stacked is None else stacked
-        members.level = functorch._vmap_increment_nesting(count, "different")
+        # What has no rule of ours would draw from torch's own generator: no member's numbers, so it must not.
+        members.level = functorch._vmap_increment_nesting(count, "error")
         try:
             given = [
                 pytree.tree_map_only(Tensor, members.wrap, arg) if flag else arg
@@ -115,7 +118,7 @@ class Fusion:
                 try:
                     result = function(self._template, *given)
                 except _DYNAMIC as error:
-                    raise _reason(error) from error
+                    raise _reason(error, self._numbers) from error
                 self._collect(members, put, rows)
             leaves, spec = pytree.tree_flatten(result)
             out = [
@@ -163,7 +166,7 @@ class Fusion:
 
     def _tune(self) -> None:
         """Settings in which members differ (dropout rates) go into the template as one value per member."""
-        self._numbers: list[tuple[nn.Module, str, Tensor]] = []
+        self._numbers: list[tuple[nn.Module, str, Tensor, PerMember]] = []
         self._rates: list[tuple[nn.Module, str, PerMember]] = []
         submodules = dict(self._template.named_modules())
         differences = _differences(self._own)
@@ -175,14 +178,14 @@ class Fusion:
                     setattr(submodules[path], name, value)
         for (path, name), values in differences.items():
             module = submodules[path]
-            if name in _PER_MEMBER.get(type(module), ()):
+            if name in _PER_MEMBER.get(_kind(module), ()):
                 self._rates.append((module, name, PerMember(values)))
                 setattr(module, name, self._rates[-1][2])
             else:
                 numbers = torch.tensor(values, dtype=torch.float64, device=self.stack.flat.device)
-                self._numbers.append((module, name, numbers))
+                self._numbers.append((module, name, numbers, PerMember(values)))
         for path, facts in self._own[0].items():
-            for name in _PER_MEMBER.get(type(submodules[path]), ()):
+            for name in _PER_MEMBER.get(_kind(submodules[path]), ()):
                 if len({own[path][name] for own in self._own}) == 1:
                     setattr(submodules[path], name, facts[name])
         self._places = [
@@ -203,10 +206,12 @@ class Fusion:
         for recurrent in self._recurrent:  # they keep their weights in a second place
             names = recurrent._flat_weights_names
             recurrent.__dict__["_flat_weights"] = [recurrent._parameters.get(name) for name in names]
-        for module, name, numbers in self._numbers:
-            module.__dict__[name] = members.wrap(numbers if index is None else numbers.index_select(0, index))
+        for module, name, numbers, own in self._numbers:
+            wrapped = members.wrap(numbers if index is None else numbers.index_select(0, index))
+            members.settings.append((wrapped, own if rows is None else own.part(rows)))
+            module.__dict__[name] = wrapped
         for module, name, rates in self._rates if rows is not None else ():
-            module.__dict__[name] = PerMember([rates.values[row] for row in rows or ()])
+            module.__dict__[name] = rates.part(rows or ())
         try:
             yield put
         finally:
@@ -214,8 +219,8 @@ class Fusion:
                 place[key] = None
             for recurrent in self._recurrent:
                 recurrent.__dict__["_flat_weights"] = []
-            for module, name, numbers in self._numbers:
-                module.__dict__[name] = float(numbers[0])
+            for module, name, _, own in self._numbers:
+                module.__dict__[name] = own.values[0]
             for module, name, rates in self._rates if rows is not None else ():
                 module.__dict__[name] = rates
 
@@ -246,11 +251,19 @@ def _holder(submodules: dict[str, nn.Module], name: str) -> dict[str, Any]:
 
 
 def _skeleton(module: nn.Module) -> nn.Module:
-    """A copy of the structure without the weights."""
+    """A copy of the structure without the weights.
+
+    Raises:
+        Unsupported: It can't be copied.
+    """
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         memo[id(tensor)] = None
-    made = copy.deepcopy(module, memo)
+    try:
+        made = copy.deepcopy(module, memo)
+    except _DYNAMIC as error:  # it holds a tensor that was computed, a lock, ...
+        text = str(error).strip().split("\n")[0]
+        raise Unsupported(f"the model can't be copied: {type(error).__name__}: {text}") from error
     # deepcopy takes a None out of the memo for "not there yet": put the places back empty.
     for ours, theirs in zip(made.modules(), module.modules(), strict=True):
         ours._parameters = dict.fromkeys(theirs._parameters)
@@ -261,18 +274,28 @@ def _skeleton(module: nn.Module) -> nn.Module:
 
 
 def _hooked(modules: Sequence[nn.Module]) -> str | None:
+    """The first layer with hooks other than a twin's own multipliers, which are right for all members at once."""
     for module in modules:
         for path, sub in module.named_modules():
-            if sub._forward_hooks or sub._forward_pre_hooks or sub._backward_hooks or sub._backward_pre_hooks:
+            before: Any = sub._forward_pre_hooks
+            if path and before and len(_factors(sub)) == len(before):
+                before = None
+            if sub._forward_hooks or before or sub._backward_hooks or sub._backward_pre_hooks:
                 return path or type(module).__name__
     return None
+
+
+def _factors(module: nn.Module) -> tuple[float, ...]:
+    """What a twin multiplies the inputs of this layer by."""
+    return tuple(hook.factor for hook in module._forward_pre_hooks.values() if isinstance(hook, Multiply))
 
 
 def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """What each submodule holds beside tensors and submodules."""
     return {
         path: {
-            "": type(sub),
+            "": _kind(sub),
+            "multipliers": _factors(sub),
             **{
                 key: value
                 for key, value in vars(sub).items()
@@ -281,6 +304,11 @@ def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
         }
         for path, sub in module.named_modules()
     }
+
+
+def _kind(module: nn.Module) -> type:
+    """The class of a layer; torch makes another one for every layer that is parametrized (weight norm, ...)."""
+    return type(module).__bases__[0] if is_parametrized(module) else type(module)
 
 
 def _is_tensors(value: Any) -> bool:
@@ -343,10 +371,13 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(getattr(a, "__dict__", None)) and vars(a) == vars(b)
 
 
-def _reason(error: BaseException) -> Exception:
+def _reason(error: BaseException, numbers: Sequence[tuple[nn.Module, str, Tensor, PerMember]]) -> Exception:
     if isinstance(error, Unsupported):
         return error
-    text = str(error).strip().split("\n")[0]
-    return Unsupported(
-        f"the forward can't be computed for all members at once: {type(error).__name__}: {text}"
-    )
+    text = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+    if "randomness error mode" in text:
+        text = "it draws random numbers by a function that has no generator for each of them"
+    elif numbers and ("calling .item()" in text or "data-dependent control flow" in text):
+        odd = ", ".join(sorted({f"{name} of a {type(module).__name__}" for module, name, *_ in numbers}))
+        text = f"members differ in {odd}, and the forward asks for a number (as in `if self.p > 0`): {text}"
+    return Unsupported(f"the forward can't be computed for all members at once: {text}")

@@ -138,6 +138,7 @@ class Member:
                 sub._backward_pre_hooks,
             )
         ]
+        self._hooked = [dict(hooks) for hooks in self._hooks]  # a twin's multipliers
         self._holders: list[Any] = [
             held for sub in self._modules for held in (sub._parameters, sub._buffers, sub._modules)
         ]
@@ -187,7 +188,7 @@ class Member:
         for p in self.parameters:
             if p._backward_hooks or p._post_accumulate_grad_hooks:
                 return "a parameter has a gradient hook"
-        if any(self._hooks):
+        if self._hooks != self._hooked:
             return "a layer has hooks"
         flags = tuple([sub.training for sub in self._modules])
         if flags != self._flags:
@@ -278,7 +279,6 @@ class FusedLanes:
         self.refused: dict[Signature, str] = {}
         self.checks: dict[Signature, LaneCheck] = {}
         self.flown: set[Signature] = set()
-        self._steady: set[Signature] = set()  # calls that draw no random numbers
         self._template = list(self.fusion._template.modules())
         self._facts: list[dict[str, Any]] = []
         self._flags: tuple[bool, ...] = ()
@@ -374,15 +374,16 @@ class FusedLanes:
         real = [at for at, leaf in enumerate(first.leaves) if isinstance(leaf, Tensor)]
         with torch.no_grad():
             given = [torch.stack(columns[at]) for at in real]
-        generators: list[torch.Generator] = []
-        if first.signature not in self._steady:
-            generators = [self.fusion.draws.generators[member.number] for member in chosen]
-        for i, generator in zip(order, generators, strict=False):
-            generator.set_state(states[i])
+        draws = self.fusion.draws
+        generators = [draws.generators[member.number] for member in chosen]
         self._mode(flags)
         before = [(stacked, stacked.clone()) for stacked in self.fusion.stack.others.values()]
         try:
-            with torch.set_grad_enabled(grad), _casting(self.fusion.stack.flat.device.type, cast):
+            with (
+                torch.set_grad_enabled(grad),
+                _casting(self.fusion.stack.flat.device.type, cast),
+                draws.late(list(zip(generators, [states[i] for i in order], strict=True))) as late,
+            ):
                 result = self.fusion(_caller(first, real), *given, rows=rows)
             leaves, spec = pytree.tree_flatten(result)
             _verify(leaves, self._template, self._facts)
@@ -391,8 +392,9 @@ class FusedLanes:
                 for stacked, old in before:
                     stacked.data.copy_(old)
             raise
-        for i, generator in zip(order, generators, strict=False):
-            states[i] = generator.get_state()
+        if late.loaded:
+            for i, generator in zip(order, generators, strict=True):
+                states[i] = generator.get_state()
         outs: list[Any] = [None] * len(members)
         for i, out in zip(order, self._hand_out(chosen, leaves, grad), strict=True):
             single = spec.is_leaf() if hasattr(spec, "is_leaf") else False
@@ -539,10 +541,11 @@ class FusedLanes:
     ) -> LaneCheck:
         """Compare the fused call, and its gradients, with one by one; leaves no trace."""
         found = LaneCheck(False, math.inf, "float64", "it computes in no precision")
+        chosen = self._two(members)
         for dtype, most in ((torch.float64, tolerance), (None, 1e-4)):
             name = str(dtype or self.fusion.stack.flat.dtype).split(".")[-1]
             try:
-                error = self._compare(members[:2], calls[:2], dtype)
+                error = self._compare([members[i] for i in chosen], [calls[i] for i in chosen], dtype)
             except Unsupported as refused:
                 return LaneCheck(False, math.inf, name, str(refused))
             except (RuntimeError, TypeError, ValueError) as failed:
@@ -552,6 +555,12 @@ class FusedLanes:
             ok = error <= most
             return LaneCheck(ok, error, name, "" if ok else f"fused and unfused differ by {error:.3g}")
         return found
+
+    def _two(self, members: Sequence[Member]) -> tuple[int, int]:
+        """Which to compare: the first, and one with other rates where there is one, for these take other ways."""
+        settings = [own for _, _, own in self.fusion._rates] + [own for *_, own in self.fusion._numbers]
+        numbers = [[own.values[member.number] for own in settings] for member in members]
+        return 0, next((i for i in range(1, len(members)) if numbers[i] != numbers[0]), 1)
 
     def _compare(self, members: Sequence[Member], calls: Sequence[Call], dtype: torch.dtype | None) -> float:
         def cast(leaf: Any) -> Any:
@@ -590,7 +599,7 @@ class FusedLanes:
             sub.training = flag
         facts = [_facts(sub) for sub in template]
         worst = 0.0
-        python, drawn = random.getstate(), fusion.draws.generators[0].get_state()
+        python = random.getstate()
         numpy = sys.modules.get("numpy")
         words = None if numpy is None else numpy.random.get_state()[1:3]
         with torch.set_grad_enabled(grad), _casting(device, autocast):
@@ -604,10 +613,6 @@ class FusedLanes:
                 raise Unsupported(
                     "the forward draws from Python's or numpy's generator, which members would share"
                 )
-            if torch.equal(drawn, fusion.draws.generators[0].get_state()):
-                self._steady.add(calls[0].signature)
-            else:
-                self._steady.discard(calls[0].signature)
             backs = [
                 (at, torch.randn_like(leaf))
                 for at, leaf in enumerate(fused)

@@ -195,7 +195,8 @@ def _from_config(module: nn.Module, factor: float) -> nn.Module | None:
             setattr(narrow, name, max(1, round(value / factor)))
     build: Any = type(module)
     made: nn.Module = build(narrow)
-    return made
+    kinds = {parameter.dtype for parameter in module.parameters()}
+    return made.to(kinds.pop()) if len(kinds) == 1 else made
 
 
 # ---------------------------------------------------------------- by following its dimensions
@@ -293,6 +294,12 @@ def _tell(module: Any, path: str, follow: Follow, width: Callable[[Dim], int]) -
         module.embed_dim = module.num_heads * module.head_dim
         module.kdim = (module.k_proj_weight.shape[1]) if module.in_proj_weight is None else module.embed_dim
         module.vdim = (module.v_proj_weight.shape[1]) if module.in_proj_weight is None else module.embed_dim
+    elif (
+        isinstance(module, nn.Transformer)
+        and f"{path}.encoder.layers.0.self_attn".lstrip(".") in follow.heads
+    ):
+        heads, size = follow.heads[f"{path}.encoder.layers.0.self_attn".lstrip(".")]
+        module.nhead, module.d_model = width(heads), width(heads) * width(size)
 
 
 def _numbers(

@@ -46,8 +46,7 @@ class Shrink:
     targets: int = 1
 
     def __post_init__(self) -> None:
-        number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
-        if not number or not math.isfinite(self.factor) or self.factor <= 1:
+        if not _number(self.factor) or not math.isfinite(self.factor) or self.factor <= 1:
             raise InvalidInput(f"Shrink takes a factor above 1, such as 8, got {self.factor!r}.")
         for name, least in (("floor", 1), ("second", 0), ("steps", 1), ("targets", 1)):
             value = getattr(self, name)
@@ -55,10 +54,19 @@ class Shrink:
                 raise InvalidInput(
                     f"Shrink {name} must be a whole number of at least {least}, got {value!r}."
                 )
-        if not 0 <= self.eager <= 1:
+        if not _number(self.eager) or not 0 <= self.eager <= 1:
             raise InvalidInput(f"Shrink eager is a share of the trials between 0 and 1, got {self.eager!r}.")
-        if any(not width >= 1 for width in self.widths):
-            raise InvalidInput(f"Shrink widths are divisors of at least 1, got {self.widths!r}.")
+        if not isinstance(self.held, Mapping):
+            raise InvalidInput(
+                f'Shrink held takes values by name, such as {{"weight_decay": 1e-4}}, got {self.held!r}. Leave it out '
+                "to hold what does not transfer at its default."
+            )
+        if not isinstance(self.widths, tuple | list) or any(
+            not _number(width) or not 1 <= width < math.inf for width in self.widths
+        ):
+            raise InvalidInput(
+                f"Shrink widths are divisors of at least 1, such as (2, 4), got {self.widths!r}."
+            )
 
     @property
     def divisors(self) -> tuple[float, ...]:
@@ -73,6 +81,10 @@ class Shrink:
 
     def __repr__(self) -> str:
         return f"Shrink({self.factor:g})"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 __all__ = ["Shrink"]

@@ -46,6 +46,7 @@ from penstock.plan._split import FusedGroup, Regroup, merges, splits
 from penstock.plan._transfer import (
     TransferMove,
     TransferStanding,
+    slower_by,
     transfer_fits,
     transfer_move,
     tuning_end_s,
@@ -93,6 +94,7 @@ __all__ = [
     "pack",
     "recall",
     "share_devices",
+    "slower_by",
     "splits",
     "squeeze",
     "static_fluid",

@@ -18,6 +18,11 @@ PAST_RECALL = 0.5
 """A target trial that has this share of its training behind it is not given up for another."""
 
 
+MOST_SLOWER = 3.0
+"""Training counts as at most so many times as slow as foreseen: a tiny twin's epoch mostly has fixed costs, which the
+full model's does not have in proportion."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class TransferStanding:
@@ -75,6 +80,15 @@ def tuning_end_s(deadline_s: float, target_s: float | None) -> float:
     return max(LEAST_TUNING * deadline_s, deadline_s - MARGIN * target_s - STARTUP_S)
 
 
+def slower_by(measured_s: float, foreseen_s: float) -> float:
+    """How many times as long as foreseen the model's epochs will take, by what those of its twin took."""
+    if not foreseen_s > 0:
+        return 1.0
+    return min(
+        MOST_SLOWER, max(1.0, measured_s / foreseen_s)
+    )  # fused ones report their share: less says nothing
+
+
 def transfer_fits(standing: TransferStanding) -> bool:
     """Whether a target that starts now would be trained by the deadline."""
     if standing.deadline_s is None or standing.target_s is None:
@@ -128,4 +142,11 @@ def _ready(standing: TransferStanding) -> bool:
     return standing.elapsed_s >= standing.eager * tuning_end_s(standing.deadline_s, standing.target_s)
 
 
-__all__ = ["TransferMove", "TransferStanding", "transfer_fits", "transfer_move", "tuning_end_s"]
+__all__ = [
+    "TransferMove",
+    "TransferStanding",
+    "slower_by",
+    "transfer_fits",
+    "transfer_move",
+    "tuning_end_s",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from penstock.core.check import is_real
 from penstock.core.errors import InvalidInput
 
 _TOLERANCE = 1e-9  # a share of 2.9999999996 devices is 3
@@ -38,11 +39,16 @@ def waterfill_widths(
     """
     limit = devices if max_devices is None else max_devices
     for name, count in (("devices", devices), ("max_sharing", max_sharing), ("max_devices", limit)):
-        if isinstance(count, bool) or int(count) != count or count < 1:
+        if not is_real(count) or not math.isfinite(count) or int(count) != count or count < 1:
             raise InvalidInput(f"{name} is {count!r}; give a whole number of at least 1.")
-    for runtime in runtimes:
-        if not (math.isfinite(runtime) and runtime >= 0):
-            raise InvalidInput(f"A runtime is {runtime!r}; give finite seconds of at least 0.")
+    try:
+        for runtime in runtimes:
+            if not (math.isfinite(runtime) and runtime >= 0):
+                raise InvalidInput(f"A runtime is {runtime!r}; give finite seconds of at least 0.")
+    except TypeError as error:
+        raise InvalidInput(
+            f"runtimes is {runtimes!r}; give seconds of each trial, such as [4, 12]."
+        ) from error
     total = math.fsum(runtimes)
     if total <= 0:
         runtimes, total = [1.0] * len(runtimes), float(len(runtimes))

@@ -42,6 +42,8 @@ _NOISE = 0.02  # relative; what a bend is weighed against, the data decide by cr
 _LEAST = 1e-9  # of the mean value
 _FEWEST_SMOOTH = 20
 _FEWEST_REPEATS = 5  # degrees of freedom that a sensor's scatter is believed from
+_FEWEST_ONLINE = 3  # measurements of a study that a profile is corrected by
+_SURE = 0.999  # how sure it must be that they disagree with it
 _FORMAT = 1
 
 
@@ -88,6 +90,19 @@ class Form:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Shift:
+    """By what factor a study's measurements are off a profile's model: its logarithm, and that one's standard error."""
+
+    log: float = 0.0
+    error: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self.log)
+
+
+@final
 class Predictor:
     """Predicts one quantity of a configuration before it runs, and says how far off it may be.
 
@@ -97,7 +112,9 @@ class Predictor:
     altogether. Weights minimise the *relative* errors, for RMSPE is what counts and a measurement scatters by per
     cents.
 
-    ``fit`` makes one, ``observe`` refines it by what a study measures. Not shared between threads.
+    ``fit`` makes one, ``observe`` refines it by what a study measures. Where that is off by more than the profile's
+    doubt (another batch size, a warmer device), predictions are multiplied by the factor between the two; what is
+    left of the difference is doubt. Not shared between threads.
 
     Attributes:
         quantity: Its name, e.g. ``"power_w"``.
@@ -107,6 +124,11 @@ class Predictor:
             anew, so the choice does not flatter the figure. ``nan`` with too few samples.
         source: How strong the samples' figures are.
     """
+
+    # Not in ``__init__``: a study that was stored by an older Penstock brings predictors without them.
+    _profiled: _Model | Smooth | None = None  # the model of the profile alone
+    _shift = _Shift()
+    _strayed = 0.0
 
     def __init__(
         self,
@@ -255,13 +277,18 @@ class Predictor:
         with one_thread():
             model = self._fitted()
             mean, unknown = model.predict(rows)
-        unknown = (self._inflate * unknown) ** 2
+        mean = mean * self._shift.factor
+        unknown = (self._inflate * unknown) ** 2 + self._shift.error**2 + self._strayed**2
+        misfit = self._misfit(model, (self._pure, self._least_pure))
+        return mean, mean * np.sqrt(unknown + model.noise**2), mean * np.sqrt(unknown + misfit)
+
+    def _misfit(self, model: _Model | Smooth, repeated: tuple[float, float]) -> float:
+        """The relative variance of what a model does not follow, given what ``_repeated`` says of the sensor."""
         # What the model does not follow and what the sensor scatters look alike: repeats tell them apart.
         # A smooth form has its own account of what it does not follow; with a sum of terms that is in the noise, so
         # as much of it is the sensor's as the repeats are sure of.
-        sensor = self._pure if self.form.smooth else self._least_pure
-        misfit = max(model.noise**2 - sensor**2, 0.0)
-        return mean, mean * np.sqrt(unknown + model.noise**2), mean * np.sqrt(unknown + misfit)
+        sensor = repeated[0] if self.form.smooth else repeated[1]
+        return max(model.noise**2 - sensor**2, 0.0)
 
     # --- learning -------------------------------------------------------------------------------------------
 
@@ -289,7 +316,11 @@ class Predictor:
     @property
     def weights(self) -> dict[str, float]:
         """The weight of every term, by name; of the linear part alone where it bends, none of a smooth form."""
-        return self._fitted().weights()
+        model = self._fitted()
+        found = model.weights()
+        if found and isinstance(model, _Model) and model.log:
+            return {**found, "constant": found["constant"] + self._shift.log}
+        return {name: weight * self._shift.factor for name, weight in found.items()}
 
     @property
     def scatter(self) -> float:
@@ -298,8 +329,12 @@ class Predictor:
 
     def residuals(self) -> tuple[Matrix, Matrix]:
         """Of every sample the measured value, and the one predicted without it (leave one out)."""
+        import numpy as np
+
         model = self._fitted()
-        return model.values, model.values - model.left_out
+        factor = np.ones(len(self._values))
+        factor[len(factor) - self._online :] = self._shift.factor
+        return self._values, self._values - factor * model.left_out
 
     def copy(self) -> Predictor:
         """The same predictor, learning on its own from now on."""
@@ -378,9 +413,31 @@ class Predictor:
                 self._pending = []
             with one_thread():
                 first = len(self._values) - self._online
-                self._model = _made(self.features, self._rows, self._values, self.form, first)
-            self._pure, self._least_pure = _repeated(self._rows, self._values)
+                self._shift = self._shifted(first)
+                values = self._values.copy()
+                values[first:] /= self._shift.factor
+                self._model = _made(self.features, self._rows, values, self.form, first)
+            self._pure, self._least_pure = _repeated(self._rows, values)
+            self._strayed = _strayed(self._model, first, self._inflate)
         return self._model
+
+    def _shifted(self, first: int) -> _Shift:
+        """What the study's own measurements say of the profile's model as a whole.
+
+        In one fit with a hundred samples of a profile, a few measurements that contradict it would pass for outliers.
+        """
+        import numpy as np
+
+        if self._online < _FEWEST_ONLINE or first < 3:
+            return _Shift()
+        rows, values = self._rows[:first], self._values[:first]
+        if self._profiled is None:
+            self._profiled = _made(self.features, rows, values, self.form, first)
+        model = self._profiled
+        mean, unknown = model.predict(self._rows[first:])
+        # Its doubt may be the same error everywhere; what measurements scatter by averages out.
+        doubt = (self._inflate * unknown) ** 2 + self._misfit(model, _repeated(rows, values))
+        return _shift(np.log(self._values[first:] / mean), doubt, model.noise**2, first)
 
 
 def rmspe(predicted: Sequence[float], actual: Sequence[float]) -> float:
@@ -532,6 +589,48 @@ def _repeated(rows: Matrix, values: Matrix) -> tuple[float, float]:
     squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in groups)
     quantile = 2.0 * float(gammaincinv(freedom / 2.0, 0.9))  # of chi squared
     return math.sqrt(squares / freedom), math.sqrt(squares / quantile)
+
+
+def _shift(logs: Matrix, doubt: Matrix, noise: float, samples: int) -> _Shift:
+    """The factor, if it is surely another one than 1.
+
+    Where measurements agree with the profile, they are samples like its own and nothing is corrected.
+
+    Args:
+        logs: Logarithms of measured over predicted values.
+        doubt: Relative variances of the predictions themselves.
+        noise: The relative variance of measurements around them.
+        samples: Of the profile, whose doubt is as well known as there are many.
+    """
+    from scipy.special import stdtrit
+
+    weights = 1.0 / (doubt + noise)
+    weights /= weights.sum()
+    mean = float(weights @ logs)
+    spread = float(weights @ (logs - mean) ** 2) * len(logs) / (len(logs) - 1)
+    error = max(spread, noise) * float(weights @ weights)
+    sure = abs(mean) > stdtrit(samples - 1, 0.5 + _SURE / 2.0) * math.sqrt(error + float(weights @ doubt))
+    return _Shift(mean, math.sqrt(error)) if sure else _Shift()
+
+
+def _strayed(model: _Model | Smooth, first: int, inflate: float) -> float:
+    """What a study's measurements miss the model by beyond what was to be expected, relative; 0: they don't.
+
+    Not clipped: a profile's outlier is a disturbed sample, but what a study measures is what its limits are about.
+    """
+    import numpy as np
+    from scipy.special import gammaincinv
+
+    values = model.values[first:]
+    if len(values) < _FEWEST_ONLINE:
+        return 0.0
+    predicted = np.maximum(values - model.left_out[first:], _LEAST * values)
+    squares = np.log(values / predicted) ** 2
+    expected = model.noise**2 + inflate**2 * model.unknown[first:]
+    usual = np.sort(squares / expected)[:-1]  # one disturbed measurement is none of the model's fault
+    if usual.sum() <= 2.0 * gammaincinv(len(usual) / 2.0, _SURE):  # of chi squared
+        return 0.0
+    return math.sqrt(max(float(np.mean(squares - expected)), 0.0))
 
 
 def _loo(design: _Design, rows: Matrix, values: Matrix, form: Form) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, final
 
+from penstock.core.check import is_real
 from penstock.core.errors import InvalidInput
 
 
@@ -33,13 +34,13 @@ class Overhead:
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 1):
+            if not (is_real(value) and math.isfinite(value) and value >= 1):
                 raise InvalidInput(f"{name} must be finite and at least 1 (1 is no overhead), got {value!r}.")
         for name in ("max_sharing", "max_devices"):
             value = getattr(self, name)
-            if value < 1 or int(value) != value:
+            if not (is_real(value) and math.isfinite(value)) or value < 1 or int(value) != value:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r}.")
-        if not (math.isfinite(self.epsilon_s) and self.epsilon_s >= 0):
+        if not (is_real(self.epsilon_s) and math.isfinite(self.epsilon_s) and self.epsilon_s >= 0):
             raise InvalidInput(f"epsilon_s must be finite and at least 0 seconds, got {self.epsilon_s!r}.")
 
     def speed(self, width: float) -> float:

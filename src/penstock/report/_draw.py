@@ -76,6 +76,7 @@ def _frame(layout: Mapping[str, Any], axes: Any) -> None:
         if "tickvals" in given:
             labels = [_plain(text) for text in given["ticktext"]]
             getattr(axes, f"set_{name}ticks")(given["tickvals"], labels)
+            getattr(axes, f"set_{name}ticks")([], minor=True)  # a log axis would label its own between them
         if given.get("visible") is False:
             getattr(axes, f"get_{name}axis")().set_visible(False)
     axes.grid(alpha=0.25)

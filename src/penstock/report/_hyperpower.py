@@ -158,10 +158,9 @@ def search_of(study: Told, limits: Iterable[Limit] = ()) -> Search:
     if len(study.goal.objectives) > 1:
         raise InvalidInput(f"The report is of one objective, this study has {study.goal}.")
     judged = tuple(limits)
-    queries: Sequence[int] = getattr(study, "queries", ())
     begun_s = study.state.first_s or 0.0
     samples = []
-    for number, record in enumerate(study.state.trials.values()):
+    for record in study.state.trials.values():
         values = None if record.status is TrialStatus.FAILED else study.goal.score(record)
         measured = {name: float(value) for name, value in record.metrics.items()}
         over = [q for q in judged if q.name in measured and not q.holds(measured[q.name])]
@@ -174,7 +173,7 @@ def search_of(study: Told, limits: Iterable[Limit] = ()) -> Search:
                 start_s - begun_s,
                 (start_s if record.ended_s is None else record.ended_s) - begun_s,
                 record.epoch,
-                queries[number] if number < len(queries) else 1,
+                1 + record.refused,
                 measured,
             )
         )

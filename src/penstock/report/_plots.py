@@ -81,6 +81,19 @@ class Plots:
             raise InvalidInput("This study has another scheduler than SM2; there are no rounds to plot.")
         return _plotly(views.sm2_figure(data), "SM2 rounds")
 
+    def coordinate_check(self) -> Any:
+        """Mean absolute activation of every layer over the widths, from the check of the narrow twin.
+
+        Raises:
+            InvalidInput: The study has no surrogate, or its twin was not checked.
+        """
+        data = views.coordinate_check(self._fold())
+        if data is None:
+            raise InvalidInput(
+                "No narrow twin was checked in this study: give surrogate=pk.Shrink(8) and run it."
+            )
+        return _plotly(views.coordinate_check_figure(data), "coordinate check")
+
     def limits(self) -> Any:
         """Predicted and measured quantities against the study's limits.
 

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.core import StudyState, TrialRecord, summary
 from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.energy import Grid, co2, grid, money
-from penstock.goal import Goal, metrics_of, ranked
+from penstock.goal import Goal, Limit, metrics_of, ranked
 from penstock.store import StudyEntry, open_store
 
 
@@ -106,6 +106,32 @@ def summarize(
     return {"name": name, "goal": str(goal), **summary(state), **_footprint(state, spec or {}), "best": found}
 
 
+def limits_of(spec: Mapping[str, Any]) -> list[Limit]:
+    """The limits that a study's spec names, its own or its sampler's."""
+    for holder in (spec, spec.get("sampler")):
+        given = holder.get("limits") if isinstance(holder, Mapping) else None
+        if isinstance(given, Mapping):  # as a Gate writes them
+            given = given.get("limits")
+        if given:
+            try:
+                return [Limit.from_json(entry) for entry in given]
+            except (KeyError, TypeError, ValueError, InvalidInput):
+                return []
+    return []
+
+
+def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
+    """``power_w <= 90 W, 2 violating trainings, 41 proposals refused``; None without limits."""
+    found = limits_of(spec)
+    if not found:
+        return None
+    violating = sum(bool(record.violated) for record in state.trials.values())
+    trainings = "training" if violating == 1 else "trainings"
+    proposals = "proposal" if state.refused == 1 else "proposals"
+    told = f"{violating:,} violating {trainings}, {state.refused:,} {proposals} refused"
+    return f"{', '.join(map(str, found))}, {told}"
+
+
 def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
     source, price = grid_of(spec), spec.get("price_per_kwh")
     energy = state.energy
@@ -116,4 +142,7 @@ def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
         "cost": None if energy is None or price is None else money(energy, price).value,
         "currency": None if price is None else str(spec.get("currency", "EUR")),
         "power_profiles": [dict(note.data) for note in state.notes if note.topic == "power_profile"],
+        "limits": [str(limit) for limit in limits_of(spec)],
+        "violations": sum(bool(record.violated) for record in state.trials.values()),
+        "refused": state.refused,
     }

@@ -15,6 +15,7 @@ from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
 from penstock.report._journal import fold_store, jobs_of, told_of
+from penstock.report._read import limits_text
 from penstock.report.views import Figure, Folded, Options
 from penstock.report.views._words import brief, duration, energy, number
 from penstock.store import open_store
@@ -89,6 +90,7 @@ def report_json(folded: Folded | None, jobs: Mapping[str, Any]) -> dict[str, Any
         "devices": views.devices(folded),
         "power": views.power(folded),
         "sm2": views.sm2(folded),
+        "coordinate_check": views.coordinate_check(folded),
         "limits": views.limits(folded),
         "recurring": _jobs_json(jobs),
         "log": views.log(folded),
@@ -161,6 +163,9 @@ def _study_figures(folded: Folded) -> list[tuple[str, str, Figure]]:
             ("SM2 rounds", f"alpha {rounds['alpha']:g}, beta {rounds['beta']:g}.", views.sm2_figure(rounds))
         )
     found.append(("Limits", "Dashed: the limits.", views.limits_figure(views.limits(folded))))
+    twin = views.coordinate_check(folded)
+    if twin is not None:
+        found.append(("Coordinate check", twin["text"], views.coordinate_check_figure(twin)))
     return found
 
 
@@ -180,6 +185,9 @@ def headline(folded: Folded | None, jobs: Mapping[str, Any] | None = None) -> li
         rows.append(("configuration", config))
     counts = [f"{told['trials'][s]:,} {s}" for s in told["trials"] if s != "total" and told["trials"][s]]
     rows.append(("trials", f"{told['trials']['total']:,}: {', '.join(counts) or 'none yet'}"))
+    limits = limits_text(folded.spec, folded.state)
+    if limits is not None:
+        rows.append(("limits", limits))
     rows.append(("time", f"{duration(told['spent_s'])}, {duration(told['busy_s'])} of training"))
     rows.append(("energy", "not metered" if told["energy"] is None else told["energy"]["text"]))
     if told["co2"] is not None:
@@ -287,6 +295,7 @@ def _tables(folded: Folded | None, jobs: Mapping[str, Any]) -> list[tuple[str, l
             ("Best trials", *_best_rows(folded)),
             ("Pareto front", *_front(folded)),
             ("Failures", *_failures(folded)),
+            ("Coordinate check", *_coordinates(folded)),
         ]
     for name, told, _ in _jobs_told(jobs):
         if not isinstance(told, str):
@@ -368,6 +377,18 @@ def _failures(folded: Folded) -> tuple[list[str], list[list[Any]]]:
     return ["trials", "such as", "reason"], [
         [each["count"], each["trial"], _cut(each["reason"])] for each in errors
     ]
+
+
+def _coordinates(folded: Folded) -> tuple[list[str], list[list[Any]]]:
+    """The verdict on every layer and gradient, with its size at each width."""
+    twin = views.coordinate_check(folded)
+    if twin is None:
+        return [], []
+    rows = []
+    for layer, *sizes, slope, verdict in twin["rows"]:
+        shown = ["-" if size is None else size for size in sizes]
+        rows.append([layer, *shown, "-" if slope is None else f"{slope:+.2f}", verdict])
+    return ["layer", *twin["names"], "slope", "verdict"], rows
 
 
 def _log(folded: Folded) -> tuple[list[str], list[list[Any]]]:

@@ -9,7 +9,7 @@ from penstock.core import Measurement, StudyState, TrialRecord
 from penstock.energy import co2, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, short
-from penstock.report._read import grid_of
+from penstock.report._read import grid_of, limits_text
 
 _ERROR_LINES = 4
 
@@ -35,6 +35,9 @@ def summary_text(
     """
     best_first = ranked(goal, state.trials.values())
     lines = [f"study {name or ''}: {goal}", f"  trials  {counts_text(state.counts)}"]
+    limits = limits_text(spec or {}, state)
+    if limits is not None:
+        lines.append(f"  limits  {limits}")
     busy_s = sum(record.busy_s for record in state.trials.values())
     energy = "not metered" if state.energy is None else str(state.energy)
     lines.append(f"  cost    {duration_text(state.spent_s)} wall time, {duration_text(busy_s)} of training")
@@ -49,7 +52,9 @@ def summary_text(
     lines += _surrogate_lines(state)
     lines += _fusion_lines(state)
     if not best_first:
-        lines.append("  best    none: no trial has reported the objective")
+        violated = any(record.violated for record in state.trials.values())
+        which = "that keeps the limits " if violated else ""
+        lines.append(f"  best    none: no trial {which}has reported the objective")
     for rank, record in enumerate(best_first[:top]):
         lines += _trial_lines(record, "best" if rank == 0 else f"{rank + 1}.")
     if state.counts.failed:

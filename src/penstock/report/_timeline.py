@@ -213,19 +213,30 @@ def _lanes(told: Timeline, device: str) -> list[tuple[float, Stay]]:
 
 def write_timeline(told: Timeline, path: str | Path, *, bins: int = 120) -> Path:
     """Write heatmap and Gantt chart to ``path``: .html or .svg, or .png, which needs matplotlib."""
-    path = Path(path)
-    if path.suffix == ".svg":
-        path.write_text(timeline_svg(told, bins=bins), encoding="utf-8")
-    elif path.suffix == ".html":
-        title = escape(path.stem)
-        page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n{timeline_svg(told, bins=bins)}'
-        path.write_text(page, encoding="utf-8")
-    elif path.suffix == ".png":
-        _write_png(told, path, bins)
-    else:
+    if not isinstance(told, Timeline):
         raise InvalidInput(
-            f"Can't write a timeline to {path.name!r}: give a name that ends in .html, .svg or .png."
+            f"write_timeline takes a timeline, got {told!r}. Of a study's store: read_timeline({str(told)!r})."
+            if isinstance(told, str | Path)
+            else f"write_timeline takes a timeline, got {told!r}. Make one by read_timeline(store)."
         )
+    path = Path(path)
+    try:
+        if path.suffix == ".svg":
+            path.write_text(timeline_svg(told, bins=bins), encoding="utf-8")
+        elif path.suffix == ".html":
+            title = escape(path.stem)
+            page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n{timeline_svg(told, bins=bins)}'
+            path.write_text(page, encoding="utf-8")
+        elif path.suffix == ".png":
+            _write_png(told, path, bins)
+        else:
+            raise InvalidInput(
+                f"Can't write a timeline to {path.name!r}: give a name that ends in .html, .svg or .png."
+            )
+    except OSError as error:
+        raise InvalidInput(
+            f"Can't write {str(path)!r}: {error.strerror}. Give a file in a folder that is there and may be written."
+        ) from error
     return path
 
 

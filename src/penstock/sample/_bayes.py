@@ -6,10 +6,11 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
-from penstock.core import Config, Values
-from penstock.core.errors import InvalidInput
+from penstock.core import Config, TrialRecord, TrialStatus, Values
+from penstock.core.errors import InvalidInput, SpaceError
+from penstock.goal import Goal
 from penstock.predict import one_thread
 from penstock.sample._base import Observation, Sampler, started
 from penstock.sample._gate import Gate
@@ -48,6 +49,18 @@ _RIVALS = 4  # allowed draws of which the one nearest to the limits is taken, fo
 _BAD = 1.0
 
 Weight = Literal["indicator", "probability", "gp"]
+
+
+class Earlier(Protocol):
+    """A ``Study`` that was run, as far as its results are transferred."""
+
+    @property
+    def goal(self) -> Goal:
+        """What its results are measured by."""
+
+    @property
+    def trials(self) -> Sequence[TrialRecord]:
+        """Its trials."""
 
 
 @dataclass(slots=True)
@@ -91,9 +104,15 @@ class Bayes(Sampler):
         gate: Limits and their predictors, where no study hands them over.
         weight: How limits count, see above.
         startup: Proposals before the model, spread over what the limits allow; default 5 and one per two domains.
-        transfer: Results of an earlier study of the same space (lower is better), on another scale perhaps: their
-            shape is where the model starts from, as far as it proves right.
+        transfer: An earlier study of the same space, run or loaded, on another scale perhaps: the shape of its results
+            is where the model starts from, as far as it proves right. Or its trials, which then are measured by the
+            goal of the study to come, or ``Observation``s (lower is better).
+
+    Raises:
+        InvalidInput: One of these is something else, or the earlier study has no results.
     """
+
+    _records: tuple[TrialRecord, ...] = ()  # here too: samplers of older stores have none
 
     def __init__(
         self,
@@ -101,7 +120,7 @@ class Bayes(Sampler):
         gate: Gate | None = None,
         weight: Weight = "indicator",
         startup: int | None = None,
-        transfer: Iterable[Observation] = (),
+        transfer: Earlier | Iterable[Observation] | Iterable[TrialRecord] = (),
     ) -> None:
         if weight not in ("indicator", "probability", "gp"):
             raise InvalidInput(f'Bayes: weight is {weight!r}; give "indicator", "probability" or "gp".')
@@ -113,7 +132,7 @@ class Bayes(Sampler):
         self._shared = False  # somebody else tells the gate what was measured
         self._weight = weight
         self._startup = startup
-        self._transfer = tuple(transfer)
+        self._transfer, self._records = _earlier(transfer)
         self._space: Space | None = None
         self._cube: Cube | None = None
         self._seed = 0
@@ -136,12 +155,30 @@ class Bayes(Sampler):
         other._gate, other._shared = gate, True
         return other
 
+    def toward(self, goal: Goal) -> Bayes:
+        """The same sampler, trials to transfer measured by a goal; a study calls it.
+
+        Raises:
+            InvalidInput: No trial has what the goal is about.
+        """
+        if not self._records:
+            return self
+        other = copy.copy(self)
+        other._transfer, other._records = _results(goal, self._records), ()
+        return other
+
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin with nothing known but an earlier study's results.
 
         Raises:
             SpaceError: A configuration to transfer is not of the space.
+            InvalidInput: Results to transfer are not of so many objectives, or trials whose goal nobody told.
         """
+        if self._records:
+            raise InvalidInput(
+                "Bayes: transfer has trials, which don't tell what is better. Give the study: transfer=study, or "
+                "transfer=pk.Study.load(...)."
+            )
         self._space, self._seed, self._objectives, self._asked = space, seed, objectives, 0
         self._cube = None
         self._told, self._pending, self._nameless = {}, {}, []
@@ -149,7 +186,17 @@ class Bayes(Sampler):
         if self._gate is not None and not self._shared:
             self._gate.start()
         for told in self._transfer:
-            space.validate(told.config)
+            try:
+                space.validate(told.config)
+            except SpaceError as error:
+                raise SpaceError(
+                    f"Bayes: trial {told.trial} to transfer, {dict(told.config)!r}, is not of the space. {error}"
+                ) from None
+            if told.values is not None and len(told.values) != objectives:
+                raise InvalidInput(
+                    f"Bayes: trial {told.trial} to transfer has {len(told.values)} values, but the study has "
+                    f"{objectives}. Transfer from a study of the same objectives."
+                )
 
     def ask(self, n: int) -> list[Config]:
         """``n`` proposals, one after the other: each knows of those before it."""
@@ -590,6 +637,8 @@ class Bayes(Sampler):
         if self._objectives > 1:
             return None
         earlier = [told for told in self._transfer if told.values is not None and told.final]
+        level = _level([told.epoch for told in earlier], len(cube) + 3)
+        earlier = [told for told in earlier if told.epoch >= level]
         if len(earlier) < 2:
             return None
         if self._earlier is None:
@@ -611,6 +660,39 @@ class Bayes(Sampler):
             return found
 
         return base
+
+
+def _earlier(transfer: Any) -> tuple[tuple[Observation, ...], tuple[TrialRecord, ...]]:
+    """Results to transfer, and trials that are none before a goal is known."""
+    goal = getattr(transfer, "goal", None)
+    if isinstance(goal, Goal):
+        return _results(goal, transfer.trials), ()
+    if isinstance(transfer, Iterable) and not isinstance(transfer, str | bytes):
+        given = tuple(transfer)
+        if all(isinstance(each, Observation) for each in given):
+            return given, ()
+        if all(isinstance(each, TrialRecord) for each in given):
+            return (), given
+    raise InvalidInput(
+        f"Bayes: transfer is {transfer!r}; give an earlier study, transfer=pk.Study.load('penstock.db', name), its "
+        "trials, or Observations."
+    )
+
+
+def _results(goal: Goal, records: Iterable[TrialRecord]) -> tuple[Observation, ...]:
+    """What is known of the trials that are over, by a goal: lower is better."""
+    over = [record for record in records if record.status.is_end]
+    failed = TrialStatus.FAILED
+    found = [
+        Observation(r.id, dict(r.config), None if r.status is failed else goal.score(r), r.epoch)
+        for r in over
+    ]
+    if not any(told.values is not None for told in found):
+        raise InvalidInput(
+            f"Bayes: there is nothing to transfer: of {len(over)} trials that are over, none has a result of the goal "
+            f"({goal}). Run the earlier study first, or leave transfer out."
+        )
+    return tuple(found)
 
 
 def _standardised(values: Array) -> Array:

@@ -14,7 +14,7 @@ from penstock.goal import Limit
 from penstock.predict import Predictors
 from penstock.sample._base import Observation, Sampler, started
 from penstock.sample._bayes import Bayes
-from penstock.sample._gate import Gate, Verdict
+from penstock.sample._gate import Gate
 from penstock.sample._seed import Stream, mixed
 from penstock.space import Space
 
@@ -68,6 +68,7 @@ class Limited(Sampler):
         self._seed = 0
         self._asked = 0
         self._exhausted = False
+        self._refused: list[Config] = []  # until one is allowed
         self.learns = sampler.learns or self.gate.learns
         self.refused = 0
         """How many proposals were refused since ``start``, those of a resume included."""
@@ -78,7 +79,7 @@ class Limited(Sampler):
         """Begin a study."""
         self._space, self._seed, self._asked = space, seed, 0
         self.refused, self.queries = 0, []
-        self._exhausted = False
+        self._exhausted, self._refused = False, []
         self.gate.start()
         self._sampler.start(space, objectives=objectives, seed=seed)
 
@@ -132,13 +133,41 @@ class Limited(Sampler):
             drawn = [] if self._exhausted else self._sampler.ask(1)
             if not drawn:
                 self._exhausted = True
-                return None
+                return self._surest(number)
             if self.gate.check(drawn[0]).allowed:
                 self.queries.append(number)
+                self._refused = []
                 return drawn[0]
             self.refused += 1
+            if not self.queries:
+                self._refused.append(drawn[0])
         self.queries.append(self._draws + 1)
+        self._refused = []
         return nearest_allowed(space, self.gate, mixed(self._seed, self._asked, "limited"))
+
+    def _surest(self, number: int) -> Config | None:
+        """When the wrapped sampler has no more: if nothing of it was allowed, what the predictions themselves allow.
+
+        Raises:
+            InvalidInput: Not even that, of all there was.
+        """
+        refused, self._refused = self._refused, []
+        if not refused:
+            return None
+        found = _surest(self.gate, refused, self.gate.excess(refused).tolist())
+        if found is None:
+            nearest = min(refused, key=lambda config: self.gate.check(config).excess)
+            where = f"among the {len(refused)} that {self._sampler!r} proposes"
+            raise InvalidInput(_explain(self.gate, nearest, where))
+        self.queries.append(number)
+        return found
+
+
+def _surest(gate: Gate, configs: Sequence[Config], heights: Sequence[float]) -> Config | None:
+    """Where nothing is as sure as asked for: the surest of what is predicted to keep the limits, if anything is."""
+    bare = gate.excess(configs, confidence=0.5).tolist()
+    kept = [i for i, excess in enumerate(bare) if excess <= 0.0]
+    return configs[min(kept, key=heights.__getitem__)] if kept else None
 
 
 def nearest_allowed(space: Space, gate: Gate, seed: int) -> dict[str, Any]:
@@ -160,11 +189,10 @@ def nearest_allowed(space: Space, gate: Gate, seed: int) -> dict[str, Any]:
                 return config
             pool.append(config)
             heights.append(excess)
-    # Nothing is as sure as asked for. What the predictions themselves allow still is allowed: the surest of it.
-    bare = gate.excess(pool, confidence=0.5).tolist()
-    kept = [i for i, excess in enumerate(bare) if excess <= 0.0]
-    if kept:
-        return pool[min(kept, key=heights.__getitem__)]
+    # What the predictions themselves allow still is allowed.
+    sure = _surest(gate, pool, heights)
+    if sure is not None:
+        return dict(sure)
     draw = Generator(seed)
     order = sorted(range(len(pool)), key=heights.__getitem__)
     nearest: tuple[float, dict[str, Any]] = heights[order[0]], pool[order[0]]
@@ -181,7 +209,8 @@ def nearest_allowed(space: Space, gate: Gate, seed: int) -> dict[str, Any]:
                 excess, config = found[least], moved[least]
         if excess < nearest[0]:
             nearest = excess, config
-    raise InvalidInput(_explain(gate, nearest[1], gate.check(nearest[1])))
+    where = f"in {_UNIFORM_DRAWS} draws and a search from the best of them"
+    raise InvalidInput(_explain(gate, nearest[1], where))
 
 
 def _moved(space: Space, config: Config, width: float, draw: Generator) -> dict[str, Any]:
@@ -200,13 +229,14 @@ def _moved(space: Space, config: Config, width: float, draw: Generator) -> dict[
     return kept
 
 
-def _explain(gate: Gate, config: Config, verdict: Verdict) -> str:
+def _explain(gate: Gate, config: Config, where: str) -> str:
+    verdict = gate.check(config)
     limit = verdict.tightest
     assert limit is not None
     value = limit.quantity.text(verdict.predictions[limit.name].mean)
     margin = "" if gate.confidence == 0.5 else f" (with a confidence of {gate.confidence:g})"
     return (
-        f"No configuration that keeps {', '.join(map(str, gate.limits))} was found in {_UNIFORM_DRAWS} draws and a "
-        f"search from the best of them. The tightest limit is {limit}{margin}: the nearest configuration, "
-        f"{dict(config)!r}, is predicted to have {value}. Loosen the limit, or widen the space."
+        f"No configuration that keeps {', '.join(map(str, gate.limits))} was found {where}. The tightest limit is "
+        f"{limit}{margin}: the nearest configuration, {dict(config)!r}, is predicted to have {value}. Loosen the "
+        "limit, or widen the space."
     )

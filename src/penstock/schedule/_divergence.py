@@ -9,7 +9,7 @@ from typing import final
 
 from penstock.core.errors import InvalidInput
 from penstock.schedule._check import fraction, whole
-from penstock.schedule._stopping import StopRule, _sign
+from penstock.schedule._stopping import _Watch
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Curve:
 
 
 @final
-class Divergence(StopRule):
+class Divergence(_Watch):
     """Stops a trial whose metric shows no learning or divergence. Composes with every scheduler.
 
     It does not predict how good a training will be, which could wrong a slow one; it only finds those that go
@@ -38,7 +38,8 @@ class Divergence(StopRule):
 
     Args:
         metric: The metric to watch.
-        mode: "min" if lower is better, "max" if higher is.
+        mode: "min" if lower is better, "max" if higher is; default: as the study has it where the metric is one of its
+            objectives, else "min".
         chance: What guessing gives, e.g. 0.1 for the accuracy or 90 for the per cent error of ten classes.
         epochs: Epochs that a trial has to show that it learns; default 5, without ``chance`` 12.
         margin: The least that counts as learning, relative; default 0.02, without ``chance`` 0.002: with them the rule
@@ -50,7 +51,7 @@ class Divergence(StopRule):
     def __init__(
         self,
         metric: str,
-        mode: str = "min",
+        mode: str | None = None,
         *,
         chance: float | None = None,
         epochs: int | None = None,
@@ -58,9 +59,7 @@ class Divergence(StopRule):
         explode: float = 10.0,
         loss: str | None = None,
     ) -> None:
-        self.metric = metric
-        self.mode = mode
-        self._sign = _sign(mode)
+        super().__init__(metric, mode)
         self.chance = None if chance is None else fraction("chance", chance, -math.inf, math.inf)
         if self.chance is not None and not math.isfinite(self.chance):
             raise InvalidInput(f"chance is {chance!r}; give what guessing gives, or None.")
@@ -69,15 +68,19 @@ class Divergence(StopRule):
             "margin", (0.002 if chance is None else 0.02) if margin is None else margin, 0.0, 1.0
         )
         self.explode = fraction("explode", explode, 1.0, math.inf)
+        if loss is not None and (not isinstance(loss, str) or not loss):
+            raise InvalidInput(f'loss is {loss!r}; give the name of a metric such as "loss", or None.')
         self.loss = loss
         self._curves: dict[tuple[int, str], _Curve] = {}
 
     def start(self) -> None:
         """Begin a study."""
         self._curves = {}
+        self._heard = False
 
     def observe(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> str | None:
         """Learn a report."""
+        self._heard = self._heard or self.metric in metrics
         for name, sign in ((self.loss, 1.0), (self.metric, self._sign)):
             reported = None if name is None else metrics.get(name)
             if name is None or reported is None:

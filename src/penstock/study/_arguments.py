@@ -14,7 +14,7 @@ from penstock.energy._carbon import check_amount
 from penstock.execute import Executor
 from penstock.goal import Budget, Goal
 from penstock.plan import Fluid
-from penstock.sample import TPE, Grid, Sampler
+from penstock.sample import TPE, Bayes, Grid, Sampler
 from penstock.schedule import SM2, Full, Scheduler, StopRule
 from penstock.schedule._sm2_work import explores
 from penstock.space import Space
@@ -69,13 +69,16 @@ def check_first(warm_start: Any) -> list[Mapping[str, Any]]:
     )
 
 
-def check_rules(stop: Any) -> tuple[StopRule, ...]:
+def check_rules(stop: Any, goal: Goal | None = None) -> tuple[StopRule, ...]:
+    """The stopping rules, each in the direction of the goal."""
     given = (stop,) if isinstance(stop, StopRule | type) or not isinstance(stop, Iterable) else tuple(stop)
     for rule in given:
         check_type("stop", rule, StopRule, None)
         if rule is None:
             raise InvalidInput("stop takes stopping rules, got None; without one, leave it out.")
-    return given
+    objectives = () if goal is None else goal.objectives
+    directions = {o.metric: "max" if o.maximize else "min" for o in objectives}
+    return tuple(rule.toward(directions) for rule in given)
 
 
 def check_planner(planner: Any) -> Fluid | tuple[PlanPass, ...] | None:
@@ -167,7 +170,10 @@ def check_whole(name: str, value: Any) -> int:
     return value
 
 
-def compose(scheduler: Any, sampler: Any, budget: Budget, work: Any) -> tuple[Scheduler, Sampler]:
+def compose(
+    scheduler: Any, sampler: Any, budget: Budget, work: Any, goal: Goal | None = None
+) -> tuple[Scheduler, Sampler]:
+    """The scheduler and the sampler of a study, each for itself."""
     sampler = check_type("sampler", sampler, Sampler, None)
     scheduler = check_type("scheduler", scheduler, Scheduler, None)
     if scheduler is not None and scheduler.sampler is not None:
@@ -182,6 +188,8 @@ def compose(scheduler: Any, sampler: Any, budget: Budget, work: Any) -> tuple[Sc
         scheduler = Full() if unbounded else default_scheduler(work, sampler, budget)
     if sampler is None:
         sampler = TPE()
+    if isinstance(sampler, Bayes) and goal is not None:
+        sampler = sampler.toward(goal)
     endless = isinstance(scheduler, Full) and scheduler.trials is None and not isinstance(sampler, Grid)
     if endless and budget == Budget():
         raise InvalidInput(

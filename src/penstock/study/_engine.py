@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -126,6 +126,7 @@ class Engine:
         self.running: dict[int, Segment] = {}
         self._next_trial = 0
         self._proposed = 0  # trials that the sampler proposed
+        self._refused: dict[int, int] = {}  # proposals before one, until it is submitted
         self._children: dict[int, int] = {}  # how many trials were made from one
         self._replayed: deque[Trial] | None = None
         self._drops: dict[int, str] = {}
@@ -310,8 +311,11 @@ class Engine:
         self._drops.clear()
         return dropped
 
-    def submit(self, free: Sequence[Free], time_s: float) -> list[Event]:
-        """Ask the scheduler for what could start now; the groups as events, already applied."""
+    def submit(self, free: Sequence[Free], time_s: float) -> Iterator[Event]:
+        """Ask the scheduler for what could start now; the groups as events, already applied.
+
+        One by one: an error of the scheduler or the sampler leaves those before it to be journalled.
+        """
         free = self._unkept(free)
         ledger = self._ledger
         if ledger is None:
@@ -324,19 +328,19 @@ class Engine:
         self.setup.scheduler.at(self._elapsed_s(time_s))
         if self.setup.scheduler.urgent:
             want = max(want, 1)
-        submitted: list[Event] = []
         # Whoever looks ahead also takes a rung that is ready while nothing is free: it is planned as a whole.
         while want > 0 or ledger is not None:
             group = self.setup.scheduler.next(max(0, want))
             if group is None:
                 break
-            event = Submitted(time_s, max(0, want), group.segments, group.label)
+            ids = [segment.trial.id for segment in group.segments]
+            refused = tuple((trial, self._refused.pop(trial)) for trial in ids if trial in self._refused)
+            event = Submitted(time_s, max(0, want), group.segments, group.label, refused)
             self.state.apply(event)
             self.queue.extend([self._placement(segment, time_s) for segment in group.segments])
-            submitted.append(event)
             want -= len(group.segments)
+            yield event
         self._hear_drops()
-        return submitted
 
     def plan(self, free: Sequence[Free], time_s: float = 0.0) -> tuple[Placement, ...]:
         """What to launch now; it leaves the queue."""
@@ -520,11 +524,17 @@ class Engine:
             return ()
         sampler, seed = self.setup.sampler, self.setup.seed
         trials = []
-        for config in sampler.ask(n):
+        configs = sampler.ask(n)
+        looked: Sequence[int] = getattr(sampler, "queries", ())[
+            -len(configs) :
+        ]  # under limits, how many for each
+        for place, config in enumerate(configs):
             # By its place among proposals: trials made from others come whenever a device is idle for them, and a
             # trial's training must not depend on when that was.
             trial = Trial(self._next_trial, config, derive_seed(seed, self._proposed))
             sampler.adopt(config, trial.id)
+            if place < len(looked) and looked[place] > 1:
+                self._refused[trial.id] = looked[place] - 1
             self._next_trial += 1
             self._proposed += 1
             trials.append(trial)

@@ -31,6 +31,7 @@ def gone(files: Path, state: StudyState) -> list[str]:
         if record.saved
         and not record.status.is_end
         and not any((files / path).exists() for path in reversed(record.saved.values()))
+        and not _unheard(files, record)
     ]
     told = [
         f"Trial {record.id}: its checkpoint {files / record.saved[max(record.saved)]} is gone; it starts again."
@@ -38,6 +39,13 @@ def gone(files: Path, state: StudyState) -> list[str]:
     ]
     more = len(lost) - len(told)
     return [*told, f"So do {more} more trials."] if more else told
+
+
+def _unheard(files: Path, record: TrialRecord) -> bool:
+    """Whether a worker has left a checkpoint that the journal does not know: its driver was killed before it did."""
+    until = record.segment.until
+    found = (path.stem for path in (files / "checkpoints" / str(record.id)).glob("*.ckpt"))
+    return any(stem.isdigit() and (until is None or int(stem) <= until) for stem in found)
 
 
 @final

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core import Config, Device, Ended, Placement, Reported, Segment, Share, Trial
+from penstock.core import Config, Device, Ended, Placement, Reported, Segment, Share, Trial, TrialStatus
 from penstock.execute import Executor, Launch
 from penstock.predict import Overhead, OverheadProfile, Probe
 from penstock.store import Store
@@ -17,6 +17,7 @@ from penstock.study._limits import task_of
 
 PREFIX = "overhead/"
 _ITERATIONS = 30
+_WINDOW_S = 0.5  # at least, so that short iterations are timed over many of the system's time slices
 _LIMIT_S = 20.0  # for one probe; work whose iterations take longer is timed by fewer of them
 _SPARE = 1.2  # of the memory a trial was seen to take: another configuration may take more
 
@@ -50,7 +51,8 @@ def key_of(work: Any, executor: Executor) -> str:
 def recall(store: Store, key: str) -> Measured | None:
     """What an earlier study has measured."""
     data = store.get(key)
-    if not isinstance(data, dict) or "result" not in data:
+    # Without a window it was timed by single iterations, which do not see whose turn it is on a core.
+    if not isinstance(data, dict) or "result" not in data or "window_s" not in data:
         return None
     return Measured(Overhead.from_json(data["result"]), data.get("memory_bytes"), data)
 
@@ -81,6 +83,9 @@ def measure(
     overhead = Overhead(found.alpha, found.beta, found.max_sharing, found.max_devices, bench.setup_s or 0.0)
     memory = int(_SPARE * bench.memory_bytes) or None
     data = {**profile.to_json(), "result": overhead.to_json(), "memory_bytes": memory, "config": dict(config)}
+    data["window_s"] = _WINDOW_S
+    if bench.refused:
+        data["refused"] = bench.refused
     return Measured(overhead, memory, data)
 
 
@@ -96,6 +101,7 @@ class _Bench:
         self._number = 0
         self.setup_s: float | None = None
         self.memory_bytes = 0
+        self.refused = ""  # why a trial could not spread
 
     def run(self, probe: Probe, devices: Sequence[Device]) -> list[float]:
         """Seconds per iteration of each trial; empty if one of them could not run."""
@@ -118,6 +124,7 @@ class _Bench:
                     "size": together,
                     "number": number,
                     "iterations": _ITERATIONS,
+                    "window_s": _WINDOW_S,
                     "limit_s": _LIMIT_S,
                     "cores": first.cores if first.kind == "cpu" and probe.kind == "sharing" else 0,
                 }
@@ -135,6 +142,8 @@ class _Bench:
                     self._note(event.metrics)
                 elif isinstance(event, Ended):
                     waiting.discard(event.trial)
+                    if probe.kind == "scaling" and event.status is TrialStatus.FAILED:
+                        self.refused = event.reason
             if time.monotonic() > deadline_s:
                 self._executor.stop(sorted(waiting), reason="the profile takes too long")
                 deadline_s = float("inf")
@@ -159,4 +168,5 @@ def said(measured: Measured) -> str:
         if found.max_devices > 1
         else "spreading a trial does not pay"
     )
-    return f"Measured: {sharing}; {scaling}."
+    refused = measured.data.get("refused")
+    return f"Measured: {sharing}; {scaling}." + (f" {refused}" if refused else "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, final
@@ -28,6 +30,8 @@ from penstock.core import (
     VirtualClock,
     total,
 )
+from penstock.core.errors import PenstockError, StoreError
+from penstock.core.state import REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
@@ -40,6 +44,8 @@ from penstock.study._files import CheckpointKeeper
 from penstock.study._fusing import Fuser
 from penstock.study._lending import leaving_of
 from penstock.study._limits import LimitDesk
+from penstock.train import Task
+from penstock.train._elastic import UNDIVIDED
 
 if TYPE_CHECKING:
     from penstock.study._study import Study
@@ -72,6 +78,7 @@ class Session:
         self._files = files
         self._keeper = CheckpointKeeper(files, study.keep, study.goal)
         self._leave: tuple[str, str] | None = None
+        self._error: Exception | None = None  # of the scheduler or the sampler: raised when all is written
         self._signals = 0
         self._signal = "Ctrl-C"
         self._failed = 0  # trials of this session
@@ -88,7 +95,10 @@ class Session:
             self._allowance = Allowance(limit_j, engine.state)
 
     def run(self, notes: Iterable[Noted] = ()) -> None:
-        """Open the session, loop, close it."""
+        """Open the session, loop, close it.
+
+        An error closes it, too: first what came of the trials is written, then the error is raised.
+        """
         engine = self._engine
         self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
         for note in notes:
@@ -102,12 +112,38 @@ class Session:
             self._say_unknown()
             reason, detail = self._loop()
             self._read_desk()
+            self._say_unheard()
+            if self._error is not None:
+                reason, detail = "error", _text_of(self._error)
+            self._count_refused()
             self._take(SessionClosed(self._now(), reason, detail))
             self._write(everything=True)
+        except StoreError:
+            raise  # it is the journal that can't be written, or is another driver's by now
+        except Exception as error:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self._take(SessionClosed(self._now(), "error", _text_of(error)))
+                self._write(everything=True)
+            raise
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         self._keeper.finish(engine.state)
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: Exception) -> None:
+        """The scheduler or the sampler can't go on: the session ends as by a budget, then ``run`` raises the error.
+
+        What runs finishes its epoch and is journalled first, so that nothing is lost to who mends it and resumes.
+        """
+        if isinstance(error, StoreError):
+            raise error  # the event itself can't be: it is not to be journalled
+        if self._error is None:
+            self._error = error
+        if self._leave is None:
+            self._leave = ("error", _text_of(error))
+            self._executor.stop(list(self._engine.running), reason="an error ends the study", keep=True)
 
     def _loop(self) -> tuple[str, str]:
         engine, executor = self._engine, self._executor
@@ -133,7 +169,12 @@ class Session:
             self._hungry = not events or bool(leaving_of(executor))
             for event in events:
                 self._take(engine.annotate(event))
-            for trial, why in engine.take_stops(self._now()):
+            try:
+                stops = engine.take_stops(self._now())
+            except Exception as error:
+                stops = []
+                self._fail(error)
+            for trial, why in stops:
                 executor.stop([trial], reason=why)
             self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
@@ -157,13 +198,18 @@ class Session:
         leaving = leaving_of(self._executor)
         if not free and not engine.foresees and not leaving:
             return
-        for event in engine.submit(free, now_s):
-            self._note(event)
-            if isinstance(event, Submitted):
-                self._foretell(event)
-        for event in engine.take_drops(now_s):
-            self._take(event)
-        placements = engine.plan(free, now_s)
+        placements: Sequence[Placement] = ()
+        try:
+            for event in engine.submit(free, now_s):
+                self._note(event)
+                if isinstance(event, Submitted):
+                    self._foretell(event)
+            for event in engine.take_drops(now_s):
+                self._take(event)
+            if self._error is None:
+                placements = engine.plan(free, now_s)
+        except Exception as error:
+            self._fail(error)
         self._write()  # durable before it is acted on
         if placements:
             self._executor.launch([self._launch(placement) for placement in placements])
@@ -210,8 +256,11 @@ class Session:
         return Launch(placement, tuple(checkpoints), tuple(known), facts)
 
     def _take(self, event: Event) -> None:
-        """Apply an event and keep it for the next write."""
-        self._engine.apply(event)
+        """Apply an event and keep it for the next write, also when scheduler or sampler fail on what it says."""
+        try:
+            self._engine.apply(event)
+        except Exception as error:
+            self._fail(error)
         self._note(event)
         if isinstance(event, Ended | Resized) or self._engine.restless:
             self._hungry = True
@@ -219,6 +268,8 @@ class Session:
             self._desk.keep(event)
         if self._study._fuser is not None and isinstance(event, Noted | Ended):
             self._hear_of_fusion(self._study._fuser, event)
+        if isinstance(event, Noted) and event.topic == UNDIVIDED:
+            self._spread_no_more(event)
         if isinstance(event, Ended) and not event.kept and not event.retry:
             self._judge(event.trial)
         if isinstance(event, Reported):
@@ -240,6 +291,14 @@ class Session:
         if self._desk is not None and isinstance(event, Reported | Ended):
             self._read_desk()
 
+    def _spread_no_more(self, event: Noted) -> None:
+        """Trials that have spread train whole batches on each device, for nothing: no other one is to."""
+        foresight = self._engine.setup.foresight
+        if foresight is not None and foresight.max_devices > 1:
+            alone = replace(foresight, overhead=replace(foresight.overhead, max_devices=1), max_devices=1)
+            self._engine.refine(self._study._passes(alone), alone)
+            self._view.say(str(event.data["text"]))
+
     def _hear_of_fusion(self, fuser: Fuser, event: Noted | Ended) -> None:
         """What workers have measured counts for the trials to come; a group whose worker died is halved."""
         if isinstance(event, Noted):
@@ -258,6 +317,12 @@ class Session:
                 if note.data["limit"] not in record.violated:
                     self._take(note)
 
+    def _count_refused(self) -> None:
+        """Keep how many proposals were refused after the last trial: a grid that ends so, limits out of reach."""
+        rest = getattr(self._study.sampler, "refused", 0) - self._engine.state.refused
+        if rest > 0:
+            self._take(Noted(self._now(), REFUSED, {"proposals": rest}))
+
     def _say_unknown(self) -> None:
         """Say which limits nobody can predict yet."""
         gate = self._study.gate
@@ -265,8 +330,23 @@ class Session:
             names = ", ".join(sorted({limit.name for limit in gate.unknown}))
             self._view.say(
                 f"{names}: without a profile, limits are known only from what trials report. "
-                '"penstock profile" makes one, so that no trial beyond them starts.'
+                + (
+                    '"penstock profile" makes one'
+                    if isinstance(self._study.work, Task)
+                    else "Profile(None, space, measure=...).collect() makes one for predictors="
+                )
+                + ", so that no trial beyond them starts."
             )
+
+    def _say_unheard(self) -> None:
+        """Say which stopping rules have waited for a metric in vain."""
+        reported = {name for trial in self._engine.state.trials.values() for name in trial.metrics}
+        for rule in self._engine.setup.rules:
+            if reported and rule.unheard is not None:
+                self._view.say(
+                    f"{type(rule).__name__} watches {rule.unheard}, which no trial has reported, so it has stopped "
+                    f"none: they report {', '.join(sorted(reported))}."
+                )
 
     def _say_unmetered(self, event: Reported) -> None:
         budget = self._study.budget.needs_energy
@@ -412,6 +492,11 @@ class Session:
                 raise KeyboardInterrupt
 
         return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _text_of(error: Exception) -> str:
+    """An error in the journal: ours explain themselves."""
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
 
 
 __all__ = ["Session"]

@@ -28,7 +28,7 @@ from penstock.model import Shrink
 from penstock.plan import Fluid, choose_count
 from penstock.predict import Overhead, Predictors
 from penstock.report import View, open_view, row, summarize, summary_text
-from penstock.sample import Gate, Limited, Sampler, WarmStart
+from penstock.sample import Gate, Sampler, WarmStart
 from penstock.schedule import Scheduler, StopRule
 from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
@@ -69,6 +69,7 @@ from penstock.study._transfer import (
     held_values,
     inspect_twin,
     middle,
+    quality_objective,
     quality_of,
     targets_apart,
 )
@@ -177,7 +178,7 @@ class Study:
         self.space = check_space(space)
         self.work = check_work(work, self.space)
         self.budget = check_type("budget", budget, Budget, Budget())
-        self.scheduler, self.sampler = compose(scheduler, sampler, self.budget, self.work)
+        self.scheduler, self.sampler = compose(scheduler, sampler, self.budget, self.work, self.goal)
         self._first = None
         if warm_start is not None:
             given = warm_start.best_configs() if isinstance(warm_start, Study) else check_first(warm_start)
@@ -205,6 +206,7 @@ class Study:
                 epochs=self.scheduler.max_epochs or self.work.epochs,
                 deadline_s=self.budget.time_s,
                 prefer=quality_of(self.goal),
+                quality=quality_objective(self.goal),
             )
         elif isinstance(self.scheduler, Transfer):  # loaded
             self.surrogate = self.scheduler.shrink
@@ -215,7 +217,7 @@ class Study:
         if timeout_s is not None and not (is_number(timeout_s) and timeout_s > 0):
             raise InvalidInput(f"timeout_s must be a number above 0 seconds, got {timeout_s!r}.")
         self.timeout_s = timeout_s
-        self.stop_rules = check_rules(stop)
+        self.stop_rules = check_rules(stop, self.goal)
         self.planner = check_planner(planner)
         if keep not in ("best", "all"):
             raise InvalidInput(f'keep takes "best" or "all", got {keep!r}.')
@@ -704,12 +706,12 @@ class Study:
     @property
     def refused(self) -> int:
         """How many proposals were refused because a limit was predicted to be violated."""
-        return self.sampler.refused if isinstance(self.sampler, Limited) else 0
+        return self.state.refused
 
     @property
     def queries(self) -> list[int]:
         """How many proposals were looked at for each trial, refused ones included; empty without limits."""
-        return self.sampler.queries if isinstance(self.sampler, Limited) else []
+        return [1 + record.refused for record in self.trials] if self.limits else []
 
     # --- results ---------------------------------------------------------------------------------------------
 

@@ -8,8 +8,13 @@ so a resume goes on in whichever stage it was.
 from __future__ import annotations
 
 import copy
+import math
+import statistics
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 from typing import Any, final
 
 from penstock.core import (
@@ -25,12 +30,12 @@ from penstock.core import (
     Values,
 )
 from penstock.core.errors import InvalidInput, SpaceError, Unsupported
-from penstock.goal import METERED, Goal
+from penstock.goal import METERED, Goal, Objective
 from penstock.model import Shrink
-from penstock.plan import TransferStanding, transfer_fits, transfer_move, tuning_end_s
+from penstock.plan import TransferStanding, slower_by, transfer_fits, transfer_move, tuning_end_s
 from penstock.sample import Observation, Sampler
 from penstock.schedule import SM2, Outcome, Rules, Scheduler
-from penstock.space import Domain, Space
+from penstock.space import Condition, Domain, Space
 from penstock.train import Task
 
 TOPIC = "surrogate"
@@ -39,6 +44,7 @@ TOPIC = "surrogate"
 MODEL, TARGET = "model", "target"
 _DRAWS = 100  # of what was held, for one that keeps the limits
 _TRIES = 3  # target trials of different configurations before a study gives up
+_HEARD = 3  # epochs of the twin before their time says anything
 
 
 # ---------------------------------------------------------------- what is held
@@ -84,10 +90,36 @@ def _holds(domain: Domain, value: Any) -> bool:
     return True
 
 
-def part_of(space: Space, names: Sequence[str]) -> Space:
-    """The domains of those names."""
-    domains: dict[str, Domain] = {name: space[name] for name in space.names if name in names}
-    return Space(domains)
+def part_of(space: Space, names: Sequence[str], fixed: Mapping[str, Any] | None = None) -> Space:
+    """The domains of those names, where all others have fixed values.
+
+    A test on a name outside is decided by ``fixed``: passed, it is dropped from the condition; failed, the domain is
+    no part of any configuration and left out.
+    """
+    kept: dict[str, Domain] = {}
+    for name in (name for name in space.order if name in names):
+        domain = space[name]
+        atoms = () if domain.when is None else domain.when.atoms
+        inside = [atom for atom in atoms if atom.name in kept]
+        if all(atom.holds(fixed or {}) for atom in atoms if atom.name not in kept):
+            when = None if not inside else reduce(and_, inside)
+            kept[name] = domain if len(inside) == len(atoms) else _with_condition(domain, when)
+    return Space({name: kept[name] for name in space.names if name in kept})
+
+
+def _with_condition(domain: Domain, when: Condition | None) -> Domain:
+    other = copy.copy(domain)
+    object.__setattr__(other, "when", when)  # domains are frozen, and this one is ours
+    return other
+
+
+def held_in(space: Space, config: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of what transfers with the held values that are active in it."""
+    found = {name: value for name, value in config.items() if name not in held}
+    for name in space.order:
+        if name in held and space.active(name, found):
+            found[name] = held[name]
+    return found
 
 
 @final
@@ -103,19 +135,22 @@ class Held(Sampler):
         self.then = copy.copy(then)
         self.held = dict(held)
         self.learns = then.learns
+        self._space: Space | None = None
         self._asked: list[Config] = []
         self._own: set[int] = set()
 
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin."""
         names = [name for name in space.names if name not in self.held]
+        self._space = space
         self.then.start(part_of(space, names), objectives=objectives, seed=seed)
         self.learns = self.then.learns
         self._asked, self._own = [], set()
 
     def ask(self, n: int) -> list[Config]:
-        """Configurations with the held values in them."""
-        made: list[Config] = [{**config, **self.held} for config in self.then.ask(n)]
+        """Configurations with the held values that are active in them."""
+        assert self._space is not None
+        made: list[Config] = [held_in(self._space, config, self.held) for config in self.then.ask(n)]
         self._asked = [*self._asked, *made]
         return made
 
@@ -157,6 +192,8 @@ class Transfer(Scheduler):
         deadline_s: When a trained target must be there; None: whenever tuning is done.
         prefer: Which of several objectives the configuration to transfer is the best in, of the Pareto set; None:
             the first by the goal's order.
+        quality: By what trials that still run are compared if the target must begin before one is over; None: the
+            configuration that was proposed first is taken then.
     """
 
     def __init__(
@@ -168,8 +205,11 @@ class Transfer(Scheduler):
         epochs: int | None = None,
         deadline_s: float | None = None,
         prefer: int | None = None,
+        quality: Objective | None = None,
     ) -> None:
         self.prefer = prefer
+        self.quality = quality
+        self.presses = True  # towards a deadline, the first target does not wait until a device is idle
         self.inner = copy.copy(inner)
         self.shrink = shrink
         self.held = dict(held or {})
@@ -191,8 +231,12 @@ class Transfer(Scheduler):
         self._vacant = 0
         self._tuned = 0  # trials of the second stage that were handed out
         self._elapsed_s = 0.0
+        self._latest: dict[int, tuple[int, float]] = {}  # surrogate trial: epoch, quality (lower is better)
+        self._broken: set[int] = set()  # surrogate trials that failed
         self._epoch_s: float | None = None
-        self._reported = False
+        self._twin_epoch_s: float | None = None
+        self._twins_s: list[float] = []  # what the twins' epochs took, sorted
+        self._slower = 1.0  # so many times as long as foreseen do epochs take; never less than it was
         self._shut = False  # whether the time left is needed for the target
 
     # --- what the study calls --------------------------------------------------------------------------------
@@ -245,6 +289,8 @@ class Transfer(Scheduler):
                 self._vacant += 1
             return
         self._alive.discard(outcome.trial)
+        if outcome.status is TrialStatus.FAILED:
+            self._broken.add(outcome.trial)
         values = outcome.rankable
         if values is None and outcome.status is TrialStatus.STOPPED:
             values = outcome.values  # of use only where nothing was trained to its end
@@ -275,7 +321,7 @@ class Transfer(Scheduler):
     def at(self, elapsed_s: float) -> None:
         """The time spent."""
         self._elapsed_s = max(self._elapsed_s, elapsed_s)
-        if self.deadline_s is not None and self._reported:
+        if self.deadline_s is not None and self._configs:  # without one there is nothing to transfer
             self._shut = self._shut or self._elapsed_s >= tuning_end_s(self.deadline_s, self.target_s)
         self.inner.at(elapsed_s)
 
@@ -285,18 +331,40 @@ class Transfer(Scheduler):
         if isinstance(event, Noted):
             if event.topic == TOPIC and event.data.get("target_epoch_s") is not None:
                 self._epoch_s = float(event.data["target_epoch_s"])
+                self._twin_epoch_s = event.data.get("twin_epoch_s")  # an earlier release's note has none
             return
-        self._reported = True
         if event.trial in self._running:
             self._running[event.trial] = event.epoch
             if event.train_s is not None:  # what was measured while training beats what was foreseen
-                self._epoch_s = event.train_s
+                self._epoch_s, self._slower, self._twin_epoch_s = event.train_s, 1.0, None
+        elif event.trial in self._alive and self.deadline_s is not None:
+            self._hear_twin(event)
+
+    def _hear_twin(self, event: Reported) -> None:
+        """How good a twin is by now, and whether epochs take longer than the check's steps foretold."""
+        quality: Objective | None = getattr(self, "quality", None)  # one of an earlier release has none
+        value = math.nan if quality is None else event.metrics.get(quality.metric, math.nan)
+        if quality is not None and math.isfinite(value):
+            self._latest[event.trial] = event.epoch, -value if quality.maximize else value
+        if self._twin_epoch_s is None or event.train_s is None or event.epoch < 2:  # the first one warms up
+            return
+        insort(self._twins_s, event.train_s)
+        if len(self._twins_s) >= _HEARD:
+            # Never back again: a replay asks less often when tuning ends, and must not find it later than it was.
+            measured_s = statistics.median(self._twins_s)
+            self._slower = max(self._slower, slower_by(measured_s, self._twin_epoch_s))
 
     @property
     def urgent(self) -> bool:
-        """Whether a target trial waits for the device of one that was stopped for it, or for the last chance."""
+        """Whether a target trial waits for the device of one that was stopped for it, or the first one for a deadline.
+
+        With a deadline nobody knows how long the trials that come next keep their devices: the first target goes before
+        them as soon as it may start at all. A better one found later joins or replaces it.
+        """
         if self._shut and not self._targets:
             return self._best() is not None
+        if self.deadline_s is not None and not self._targets and getattr(self, "presses", False):
+            return transfer_move(self._standing(idle=1)).start is not None  # not so one of an earlier release
         return self._vacant > 0 and transfer_move(self._standing(idle=1)).start is not None
 
     @property
@@ -335,7 +403,9 @@ class Transfer(Scheduler):
     @property
     def target_s(self) -> float | None:
         """What training the target takes, as far as known."""
-        return None if self._epoch_s is None or self.epochs is None else self._epoch_s * self.epochs
+        if self._epoch_s is None or self.epochs is None:
+            return None
+        return self._epoch_s * self._slower * self.epochs
 
     @property
     def _wanted(self) -> int:
@@ -354,7 +424,7 @@ class Transfer(Scheduler):
             return []
         found = {trial: each for trial, each in self._found.items() if trial not in failed}
         if not found:
-            return []
+            return self._last_resort(failed) if self._shut else []
         furthest = max((whole, 0 if whole else epoch) for whole, epoch, _ in found.values())
         rivals = [t for t, (whole, epoch, _) in found.items() if (whole, 0 if whole else epoch) == furthest]
         order = self._rules.order([found[trial][2] for trial in rivals])
@@ -363,6 +433,13 @@ class Transfer(Scheduler):
             # The best in one objective is of the Pareto set; what the twin drew says little of what the model will.
             order = sorted(order, key=lambda at: found[rivals[at]][2][prefer])
         return [rivals[at] for at in order]
+
+    def _last_resort(self, failed: set[int]) -> list[int]:
+        """What to transfer when it is time and no surrogate is over: the best that runs, else the first proposed."""
+        known = [trial for trial in self._latest if trial in self._alive and trial not in failed]
+        if known:
+            return [min(known, key=lambda trial: (-self._latest[trial][0], self._latest[trial][1]))]
+        return [trial for trial in self._configs if trial not in failed | self._broken][:1]
 
     def _standing(self, *, idle: int) -> TransferStanding:
         expected = self.inner.expected
@@ -405,18 +482,28 @@ class Transfer(Scheduler):
         """Whether what does not transfer is still to be tuned, on the full model."""
         if not self.held or self._tuned >= self.shrink.second or standing.best is None:
             return False
-        return standing.over and standing.best in standing.transferred and transfer_fits(standing)
+        if not (standing.over and standing.best in standing.transferred and transfer_fits(standing)):
+            return False
+        return len(self._part(standing.best)) > 0  # what was held may be inactive in this one
+
+    def _part(self, best: int) -> Space:
+        """Of what was held, the domains that are active where everything else is as in a configuration."""
+        assert self._rules is not None
+        space = self._rules.space
+        assert isinstance(space, Space)
+        return part_of(space, list(self.held), self._less(self._configs[best]))
+
+    def _less(self, config: Config) -> Config:
+        return {name: value for name, value in config.items() if name not in self.held}
 
     def _second_stage(self, want: int) -> TrialGroup | None:
         """The best configuration with other values of what was held (Hydro 4.1, applicable scope)."""
         standing = self._standing(idle=want)
         if not self._second_due(standing):
             return None
-        assert self._rules is not None
-        best, space = standing.best, self._rules.space
+        best = standing.best
         assert best is not None
-        assert isinstance(space, Space)
-        part = part_of(space, list(self.held))
+        part = self._part(best)
         numbers = range(self._tuned, min(self._tuned + want, self.shrink.second))
         self._tuned = numbers.stop
         picked = [(self._with(best, part, number), best) for number in numbers]
@@ -426,9 +513,9 @@ class Transfer(Scheduler):
         """A configuration with values of its own for what was held, within the limits if such are soon found."""
         assert self._rules is not None
         allows = self._rules.allows
-        config: Config = self._configs[best]
+        rest = self._less(self._configs[best])
         for more in range(_DRAWS):
-            config = {**self._configs[best], **part.sample(self._rules.seed + 1 + number + 1000 * more)}
+            config = {**rest, **part.sample(self._rules.seed + 1 + number + 1000 * more)}
             if allows is None or allows(config):
                 return config
         return self._configs[best]  # which keeps them
@@ -480,6 +567,15 @@ def check_surrogate(
         )
     if not space.transferring:
         raise InvalidInput("Nothing in the space transfers, so there is nothing to tune on a narrow twin.")
+    for name in space.transferring:
+        when = space[name].when
+        for parent in () if when is None else when.parents:
+            if not space[parent].transfers:
+                raise InvalidInput(
+                    f"{name!r} has when={when!r}, but {parent!r} has transfers=False: it gets other values on the full "
+                    f"model, where {name!r} would not be tuned. Say transfers=False for {name!r} too, or drop it "
+                    f"from {parent!r}."
+                )
     return shrink
 
 
@@ -489,10 +585,14 @@ def quality_of(goal: Goal) -> int | None:
     return found[0] if found and len(goal.objectives) > 1 else None
 
 
+def quality_objective(goal: Goal) -> Objective | None:
+    """The first objective that is not metered."""
+    return next((each for each in goal.objectives if each.metric not in METERED), None)
+
+
 def middle(space: Space, held: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration in the middle of the space, at which the check runs."""
-    found = space.decode([0.5] * space.width())
-    return {**found, **{name: value for name, value in held.items() if name in found}}
+    return held_in(space, space.decode([0.5] * space.width()), held)
 
 
 def inspect_twin(task: Task, shrink: Shrink, config: Config, *, threads: int | None) -> dict[str, Any]:
@@ -515,6 +615,7 @@ def inspect_twin(task: Task, shrink: Shrink, config: Config, *, threads: int | N
         "factor": shrink.factor,
         "check": found.to_json(),
         "target_epoch_s": epoch_s,
+        "twin_epoch_s": epoch_s * found.step_s[found.divisors.index(shrink.factor)] / found.step_s[-1],
         "table": describe(table),
         "notes": list(table.notes),
     }
@@ -530,6 +631,7 @@ __all__ = [
     "held_values",
     "inspect_twin",
     "middle",
+    "quality_objective",
     "quality_of",
     "targets_apart",
 ]

@@ -192,6 +192,42 @@ def read_store(path: Path) -> None:
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
+WORDS = ("s.db", "x", "t.py", "t.py:study", "t.py:job", "bad.py:study", "no.module:x", "", "-", "--", "0", "1", "-1",
+         "2", "nan", "inf", "1e400", "\u00b2", "\u0663", "9" * 30, "v100=2", "v100=2,p100=1", "v100=0", "v100=1:2:3:4",
+         "j.csv", "r.json", "a=b", "trials=3", "trials=x", "finish=1", "time_s=nan", "=", "postgresql://", "sqlite:///s.db",
+         "sqlite://", "mysql://x", "asha", "hyperband", "money", "both", "\ud800", "o.md", "o.xyz", "/nowhere/x.html",
+         ".", "..", "live", "quiet")  # fmt: skip
+"""Words of command lines in a folder that ``furnish`` has filled: right ones, and such as programs stumble over."""
+
+
+def furnish(folder: Path, spec: Mapping[str, Any], events: Sequence[Event]) -> int:
+    """Put the files that ``WORDS`` names into a folder, none of which does anything; returns the study in ``s.db``."""
+    from penstock.store import open_store
+
+    with open_store(folder / "s.db", write=True) as store:
+        entry = store.create("fuzzed", spec, b"work")
+        store.lock(entry.id)
+        store.append(entry.id, events)
+    (folder / "t.py").write_text("study = 3\ndef job(): return 4\n")
+    (folder / "bad.py").write_text("1 / 0\n")
+    (folder / "j.csv").write_text("arrival_s,kind,trials,iterations\n0,compute,3,10\n")
+    (folder / "r.json").write_text('{"a": {"v100": 1.0}}')
+    return entry.id
+
+
+def options_of(*left_out: str) -> dict[str, list[str]]:
+    """The commands there are, and the options of each."""
+    import typer
+
+    from penstock.cli._app import app
+
+    group: Any = typer.main.get_command(app)
+    return {
+        name: [option for parameter in command.params for option in parameter.opts if option.startswith("-")]
+        for name, command in group.commands.items()
+        if name not in left_out
+    }
+
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run ``penstock ARGUMENTS`` in this process, its output thrown away; returns the exit code."""
@@ -211,6 +247,16 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 # --- the dashboard ----------------------------------------------------------------------------------------------------
+
+PATHS = ("/", "//", "/%ff", "/api/recurring", "/api/studies", "/static/../app.js", "/static/x", "/api/")
+VIEWS = ("overview", "history", "curves", "table", "pareto", "importance", "parallel", "devices", "power", "sm2",
+         "limits", "log", "trial", "nope", "%00", "stream/x")  # fmt: skip
+KEYS = ("sort", "filter", "limit", "offset", "x", "trial", "metric", "name", "metrics", "log", "trials", "token",
+        "after")  # fmt: skip
+VALUES = ("", "0", "-1", "1e999", "nan", "loss", "lr < 0.5", "loss <", "((", "9" * 50, "\u00b2", "lr", "1,2,3",
+          "<script>", "a" * 3000, "act == 'relu'", "__import__('os')", "lr**lr**9**9", "not " * 200, "(" * 500,
+          "1<2<3")  # fmt: skip
+"""Paths, views of a study, and names and values of query strings."""
 
 
 def ask(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _MEET_S = 120.0  # how long workers wait for each other to begin
 _PATIENCE_S = 3600.0  # how long one may let the others wait later on
 _MARK = "penstock_devices"
+UNDIVIDED = "undivided"
+"""The topic under which a crew tells the study that its loss can't be computed in parts."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -57,6 +59,11 @@ def elastic(function: Any = None, *, max_devices: int = 1 << 30) -> Any:
         raise InvalidInput(f"max_devices must be a whole number of at least 1, got {max_devices!r}.")
 
     def mark(marked: Any) -> Any:
+        if not callable(marked):
+            raise InvalidInput(
+                f"pk.elastic marks a training function, got {marked!r}. Write @pk.elastic above it, or "
+                "@pk.elastic(max_devices=4)."
+            )
         setattr(marked, _MARK, max_devices)
         return marked
 
@@ -109,7 +116,11 @@ class Crew:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.note: Callable[[str, dict[str, Any]], None] | None = (
+            None  # tells the study, where someone listens
+        )
         self._rows: tuple[int, int, int] | None = None  # begin, end, all: of the batch that is being trained
+        self._divides: bool | None = None  # whether batches can be trained in parts; None: not looked at yet
 
     @property
     def leads(self) -> bool:
@@ -167,11 +178,13 @@ class Crew:
             for inputs, targets in batches:
                 rows = _rows(inputs)
                 part = 1.0
-                if rows >= size:
+                if rows >= size and self._divides is None:
+                    self._look_at_loss(trainer, inputs, targets, rows)
+                if rows >= size and self._divides:
                     begin, end = rank * rows // size, (rank + 1) * rows // size
                     inputs, targets = _cut(inputs, begin, end, rows), _cut(targets, begin, end, rows)
                     self._rows, part = (begin, end, rows), (end - begin) / rows
-                # Too few rows for everybody: each trains the whole batch, which is the same as alone.
+                # Too few rows for everybody, or a loss that is no mean: each trains the whole batch, as if alone.
                 with trainer._autocast():
                     loss = task.loss(forward(model, inputs), targets)
                 optimizer.zero_grad()
@@ -196,6 +209,25 @@ class Crew:
                 trainer.step += 1
                 if tell is not None:
                     tell(rows)
+
+    def _look_at_loss(self, trainer: Trainer, inputs: Any, targets: Any, rows: int) -> None:
+        """See, once, whether the loss of a batch is the mean of those of its parts: only then the steps are the same.
+
+        Says so where it is not (a sum, a mean weighted by classes, a comparison of rows with each other).
+        """
+        found = _loss_by_parts(trainer, inputs, targets, rows, self.world.size)
+        self._divides = bool(
+            self.agree(found is None)
+        )  # the lead's word: the others may round in another way
+        if found is not None and self.leads and self.note is not None:
+            loss = trainer.task.loss
+            name = getattr(loss, "__name__", type(loss).__name__)
+            text = (
+                f"Trials do not spread over devices: loss={name} of a batch of {rows} is {found[0]:.6g}, but its parts "
+                f"have {found[1]:.6g} on average, so several workers would train another model than one. Give a loss "
+                'that is a mean over the batch (reduction="mean").'
+            )
+            self.note(UNDIVIDED, {"text": text})
 
     @contextlib.contextmanager
     def _whole_batches(self, model: Any) -> Iterator[None]:
@@ -302,6 +334,44 @@ def _cut(tree: Any, begin: int, end: int, rows: int) -> Any:
         items = [_cut(value, begin, end, rows) for value in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return tree
+
+
+def _loss_by_parts(
+    trainer: Trainer, inputs: Any, targets: Any, rows: int, size: int
+) -> tuple[float, float] | None:
+    """The loss of a batch, and the mean of those of its parts, if they differ by more than rounding.
+
+    Of one and the same output, so that it is about the loss alone. Leaves no trace: neither in the generators nor in
+    batch norm's statistics.
+    """
+    import torch
+
+    from penstock.train._loop import _forward, random_state, set_random_state
+
+    task, model = trainer.task, trainer.model
+    before = random_state(trainer.device)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with torch.no_grad(), trainer._autocast():
+            output = (task.forward or _forward)(model, inputs)
+            loss = task.loss(output, targets)
+            parts = []
+            for rank in range(size):
+                begin, end = rank * rows // size, (rank + 1) * rows // size
+                mine = _cut(output, begin, end, rows), _cut(targets, begin, end, rows)
+                try:
+                    parts.append(float(task.loss(*mine)) * (end - begin) / rows)
+                except Exception:
+                    return None  # its output can't be cut like a batch, so there is nothing to compare
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        set_random_state(before, trainer.device)
+    whole, mean = float(loss), sum(parts)
+    # Sums in another order differ by some units of what the type resolves.
+    noise = min(0.1, 100 * torch.finfo(loss.dtype).eps) * max(abs(whole), sum(map(abs, parts)))
+    return (whole, mean) if abs(whole - mean) > noise else None  # nor for a loss that is not a number
 
 
 def _batch_of(input: Tensor, rows: tuple[int, int, int]) -> tuple[int, int, int, int] | None:
@@ -498,6 +568,7 @@ class CrewSink:
     def __init__(self, crew: Crew, sink: Sink) -> None:
         self._crew = crew
         self._sink = sink
+        crew.note = getattr(sink, "noted", None)
 
     def reported(self, report: Report) -> None:
         """An epoch is over."""
@@ -553,6 +624,10 @@ class CrewMeter:
         on_iteration = getattr(meter, "on_iteration", None)
         if on_iteration is not None:
             self.on_iteration = on_iteration
+        # One without a device to read goes by the samples it is told of, which are the whole crew's.
+        spread: Callable[[int], None] | None = getattr(meter, "spread", None)
+        if spread is not None:
+            spread(crew.world.size)
 
     def epoch_begin(self) -> None:
         """An epoch begins."""
@@ -581,6 +656,7 @@ class CrewMeter:
 
 
 __all__ = [
+    "UNDIVIDED",
     "Crew",
     "CrewMeter",
     "CrewSink",

@@ -208,7 +208,8 @@ class Trainer:
         clip = self.config.get("clip_norm", task.clip_norm)
         self.clip_norm: float | None = None if clip is None else float(clip)
         self.dtype, self.scaler = _precision(self.device, task.amp)
-        self._plateau = isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        inner = getattr(self.schedule, "inner", self.schedule)  # a twin's is wrapped
+        self._plateau = isinstance(inner, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.epoch = 0
         self.step = 0
         self.on_iteration: Callable[[float], None] | None = None

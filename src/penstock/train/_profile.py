@@ -9,14 +9,17 @@ import contextlib
 import math
 import statistics
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from penstock.core import Config, Measurement, Source
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
 from penstock.predict import Features, Predictor, Predictors
+from penstock.space import Space
 
 if TYPE_CHECKING:
     from penstock.energy import Sensor
@@ -29,6 +32,7 @@ _INFERENCE = ("power_w", "memory_bytes", "latency_s", "params", "flops")
 _TRAINING = ("epoch_s", "epoch_j")
 _EXTRA = ("params", "flops")
 _ROUNDS = 5
+_FEWEST = 3  # samples of a quantity that a predictor is fitted to
 _AGAIN = 10  # of so many structures one is measured again: repeats tell the sensor's scatter
 
 
@@ -65,14 +69,20 @@ class Profile:
         seconds: How long each structure runs, after a warm-up, for its power and latency.
         training: Also measure some steps of training, for ``epoch_s`` and ``epoch_j``.
         sensors: Read these instead of the device's; not closed.
-        measure: A function of the configuration that measures instead (another machine, a simulator).
+        measure: A function of the configuration that measures instead (another machine, a simulator): gives numbers
+            above 0, or ``Measurement``s, by quantity.
         name: The task's name in a store; default: the model factory's.
+        source: Where the numbers of ``measure`` come from, ``Source.MEASURED`` on a real board; default: simulated. A
+            ``Measurement`` has its own.
+
+    Raises:
+        InvalidInput: One of these is something else.
     """
 
     def __init__(
         self,
         task: Task | None,
-        space: Any,
+        space: Space,
         *,
         device: str = "cpu",
         batch_size: int | None = None,
@@ -81,6 +91,7 @@ class Profile:
         sensors: Sequence[Sensor] | None = None,
         measure: Measure | None = None,
         name: str | None = None,
+        source: Source | None = None,
     ) -> None:
         if task is None and measure is None:
             raise InvalidInput(
@@ -88,12 +99,30 @@ class Profile:
             )
         if task is not None and measure is None and not hasattr(task, "build_model"):
             raise InvalidInput(f"A profile needs a Task, which tells how to build the network, got {task!r}.")
-        if not seconds > 0:
-            raise InvalidInput(f"seconds must be above 0, got {seconds!r}.")
+        if not isinstance(space, Space):
+            raise InvalidInput(
+                f"A profile draws structures from a Space, got {space!r}: write pk.Space(...)."
+            )
+        if measure is not None and not callable(measure):
+            raise InvalidInput(f"measure takes a function of a configuration, got {measure!r}.")
+        if not isinstance(device, str) or not device:
+            raise InvalidInput(f'device takes "cpu" or "cuda:0", got {device!r}.')
+        if batch_size is not None:
+            _whole("batch_size", batch_size, 1)
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < math.inf:
+            raise InvalidInput(f"seconds must be a number above 0, got {seconds!r}.")
+        if source is not None and not isinstance(source, Source):
+            raise InvalidInput(f"source takes pk.Source.MEASURED or the like, got {source!r}.")
+        if source is not None and measure is None:
+            raise InvalidInput(
+                f"source={source!r} is of what measure= gives; the device's own sensors know theirs: drop it."
+            )
         self.task, self.space, self.device = task, space, device
         self.batch_size = batch_size
         self.seconds, self.training = seconds, training
         self._sensors, self._measure = sensors, measure
+        self._source = Source.SIMULATED if source is None else source
         made_by = None if task is None else getattr(task.model, "__name__", None)
         self.name = name or made_by or "task"
         self.samples: list[ProfileSample] = []
@@ -123,8 +152,9 @@ class Profile:
         Raises:
             InvalidInput: Too few could be measured; shows the first error.
         """
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise InvalidInput(f"samples must be a whole number of at least 1, got {samples!r}.")
+        _whole("samples", samples, 1)
+        _whole("folds", folds, 0)
+        _whole("seed", seed, 0)
         for index in range(samples):
             sample = self._sample(self.space.sample(_mixed(seed, len(self.samples))))
             self.samples.append(sample)
@@ -137,9 +167,18 @@ class Profile:
         return self.fit(folds=folds, seed=seed)
 
     def fit(self, *, folds: int = 10, seed: int = 0) -> Predictors:
-        """Predictors of what was measured so far."""
+        """Predictors of what was measured so far.
+
+        A quantity is above 0: readings that are not (a counter too coarse for so short a run) are left out, which a
+        warning tells.
+
+        Raises:
+            InvalidInput: Too few could be measured; of ``measure``, also if too few readings of one quantity are left.
+        """
+        _whole("folds", folds, 0)
+        _whole("seed", seed, 0)
         good = [sample for sample in self.samples if not sample.error]
-        if len(good) < 3:
+        if len(good) < _FEWEST:
             broken = next((f" The first failed: {s.error}" for s in self.samples if s.error), "")
             raise InvalidInput(
                 f"{len(good)} of {len(self.samples)} structures could be measured, too few.{broken}"
@@ -148,13 +187,16 @@ class Profile:
         configs = [sample.config for sample in good]
         models: dict[str, Predictor] = {}
         for quantity in dict.fromkeys(name for sample in good for name in sample.values):
-            known = [
-                (c, s.values[quantity]) for c, s in zip(configs, good, strict=True) if quantity in s.values
-            ]
-            if len(known) < 3 or any(value.value <= 0 for _, value in known):
-                continue
             if self._measure is None and quantity in _EXTRA:
                 continue  # counted from the traced network, not predicted
+            read = [
+                (c, s.values[quantity]) for c, s in zip(configs, good, strict=True) if quantity in s.values
+            ]
+            known = [(config, value) for config, value in read if value.value > 0]
+            if len(known) < len(read):
+                self._leave_out(quantity, len(known), [value for _, value in read if value.value <= 0])
+            if len(known) < _FEWEST:
+                continue
             # A batch size is not structural, but an epoch's time depends on it.
             structural = quantity not in _TRAINING
             extra = () if self._measure is not None else _EXTRA
@@ -178,6 +220,19 @@ class Profile:
             exact=_EXTRA if self._measure is None else (),
         )
 
+    def _leave_out(self, quantity: str, left: int, without: Sequence[Measurement]) -> None:
+        """Say which readings are no figure."""
+        told = (
+            f"{quantity}: {len(without)} of {left + len(without)} readings are not above 0 (the first is "
+            f"{without[0].value:g})"
+        )
+        if left < _FEWEST and self._measure is not None:
+            raise InvalidInput(
+                f"{told}: {left} are too few for a prediction. See what measure= returns, or leave {quantity} out."
+            )
+        then = "and left out" if left >= _FEWEST else "so it is not predicted; raise seconds="
+        warnings.warn(f"{told}, {then}.", UserWarning, stacklevel=4)
+
     @property
     def device_name(self) -> str:
         """The device's model."""
@@ -187,9 +242,7 @@ class Profile:
             import torch
 
             return torch.cuda.get_device_name(self.device)
-        import platform
-
-        return platform.processor() or platform.machine() or "cpu"
+        return _cpu_name()
 
     def traced(self, config: Config) -> dict[str, float]:
         """Parameters and FLOPs of the network a configuration makes, without running it; kept for the next time."""
@@ -222,20 +275,15 @@ class Profile:
     def _sample(self, config: Config) -> ProfileSample:
         try:
             if self._measure is not None:
-                found = {
-                    name: value
-                    if isinstance(value, Measurement)
-                    else Measurement(float(value), _UNITS.get(name, ""), Source.SIMULATED)
-                    for name, value in self._measure(config).items()
-                }
-                return ProfileSample(config, found)
+                return ProfileSample(config, _readings(self._measure(config), self._source))
             values = self._run(config)
             self._traced[self._key(config)] = {n: values[n].value if n in values else 0.0 for n in _EXTRA}
             return ProfileSample(config, values)
         except PenstockError as error:
             return ProfileSample(config, error=str(error))
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            # A structure that can't be built (a kernel larger than its input) is an answer, not a defect.
+        except Exception as error:
+            # A structure that can't be built (a kernel larger than its input) is an answer, not a defect; and a board
+            # that does not answer once must not cost what was measured before.
             return ProfileSample(config, error=f"{type(error).__name__}: {error}")
 
     def _run(self, config: Config) -> dict[str, Measurement]:
@@ -275,7 +323,7 @@ class Profile:
             if self._sensors is None:
                 for sensor in sensors:
                     sensor.close()
-        return {name: value for name, value in values.items() if value.value > 0}
+        return values
 
     def _train(self, config: Config, sensors: Sequence[Sensor]) -> dict[str, Measurement]:
         """Some steps of training, scaled to an epoch."""
@@ -315,6 +363,42 @@ class Profile:
 
 
 _UNITS = {"power_w": "W", "memory_bytes": "bytes", "latency_s": "s", "epoch_s": "s", "epoch_j": "J"}
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInput(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+
+def _readings(found: Any, source: Source) -> dict[str, Measurement]:
+    """What a function of the user's own has measured, checked."""
+    if not isinstance(found, Mapping) or not found:
+        raise InvalidInput(f'measure= returned {found!r}: return numbers by quantity, {{"power_w": 12.5}}.')
+    values: dict[str, Measurement] = {}
+    for name, value in found.items():
+        number = hasattr(value, "__float__") and not isinstance(value, bool)
+        if not isinstance(name, str) or not (number or isinstance(value, Measurement)):
+            raise InvalidInput(
+                f'measure= returned {name!r}: {value!r}, which is no number: return {{"power_w": 12.5}}.'
+            )
+        values[name] = (
+            value
+            if isinstance(value, Measurement)
+            else Measurement(float(value), _UNITS.get(name, ""), source)
+        )
+    return values
+
+
+def _cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model; where nobody tells it, its kind: all of "x86_64" draw different power."""
+    import platform
+
+    with contextlib.suppress(OSError):
+        for line in path.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    return platform.processor() or platform.machine() or "cpu"
 
 
 def _without_unused(model: Predictor) -> Predictor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,8 +16,10 @@ from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
 from penstock.model import (
     CoordinateCheck,
+    ScaledSchedule,
     Shrink,
     Table,
+    adam_like,
     compare,
     coordinate_check,
     narrower,
@@ -90,16 +92,17 @@ class Surrogate:
     def build(self, task: Task, config: Config) -> tuple[nn.Module, set[str]]:
         """A freshly initialised model, and the names of the configuration its factory looked at."""
         plan, used = self._blueprint(task, config)
+        adam = _adam(task, config)
         if self.divisor == 1:
             model, _ = task.build_plain(config)
-            plan.base.initialise(model)
+            plan.base.initialise(model, adam=adam)
         elif plan.twin is None:
             model, _ = task.build_plain({**config, "width": plan.width})
             plan.table.prepare(model)
-            plan.table.initialise(model)
+            plan.table.initialise(model, adam=adam)
         else:
             model = copy.deepcopy(plan.twin)
-            plan.table.initialise(model, redraw=True)
+            plan.table.initialise(model, redraw=True, adam=adam)
         return model, used
 
     def groups(self, task: Task, model: nn.Module, config: Config) -> list[Any]:
@@ -113,6 +116,10 @@ class Surrogate:
         """Apply the table's learning rates to an optimizer of ``groups``."""
         if self.divisor != 1:
             scale_groups(optimizer)
+
+    def schedule(self, optimizer: Any, make: Callable[[Any], Any]) -> Any:
+        """A scheduler of such an optimizer."""
+        return make(optimizer) if self.divisor == 1 else ScaledSchedule(optimizer, make)
 
     def table(self, task: Task, config: Config) -> Table:
         """The twin's table."""
@@ -146,6 +153,12 @@ class Surrogate:
         if width is not None:
             return Blueprint(None, width, table, base), used
         return Blueprint(table.prepare(twin), None, table, base), used
+
+
+def _adam(task: Task, config: Config) -> bool:
+    """Whether the configuration's optimizer is Adam-like; only an optimizer itself can tell, so one is made."""
+    optimizer, _ = task.build_optimizer([nn.Parameter(torch.zeros(1))], config, lr=1.0)
+    return adam_like(optimizer)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -170,6 +170,8 @@ class Task:
 
             optimizer = torch.optim.SGD
         _check_model(model)
+        for make in optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,):
+            _check_step(make, make)
         self.model = model
         self.data = data if isinstance(data, Data) else Data(data)
         self._ready = isinstance(data, Data) and not callable(data.train)
@@ -301,7 +303,7 @@ class Task:
         """The optimizer with its hyperparameters out of the configuration, and their names.
 
         Raises:
-            InvalidInput: No learning rate, or the optimizer refuses a value; says which.
+            InvalidInput: No learning rate, or the optimizer refuses a value or wants a closure; says which.
         """
         make: Any = self.optimizer
         used: set[str] = set()
@@ -345,6 +347,7 @@ class Task:
         except (TypeError, ValueError) as error:
             values = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
             raise InvalidInput(f"{_name(make)}({values}) refuses: {error}") from error
+        _check_step(make, made)
         if self.surrogate is not None:
             self.surrogate.scale(made)
         return made, used
@@ -364,7 +367,10 @@ class Task:
             elif name in config:
                 kwargs[name] = config[name]
                 used.add(name)
-        return self.schedule(optimizer, **kwargs), "steps" in names, used
+        make = self.schedule
+        if self.surrogate is not None:
+            return self.surrogate.schedule(optimizer, lambda o: make(o, **kwargs)), "steps" in names, used
+        return make(optimizer, **kwargs), "steps" in names, used
 
     def size_of_batches(self, config: Config) -> int:
         """The configuration's batch size, or the task's."""
@@ -493,6 +499,21 @@ def _check_model(model: Any) -> None:
         raise InvalidInput(
             f"model must be a function that makes the network, got the network {type(model).__name__} itself, "
             "which all trials would share. Write model=lambda config: ..."
+        )
+
+
+def _check_step(make: Any, optimizer: Any) -> None:
+    """``optimizer``: what is made, or the class."""
+    try:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+    except (AttributeError, TypeError, ValueError):  # a function that makes it: seen once it is made
+        return
+    if closure is not None and closure.default is closure.empty:
+        name = _name(optimizer)
+        raise InvalidInput(
+            f"optimizer={_name(make)}: {name} computes the loss several times a step, by a closure that {name}.step() "
+            "must be given, and a task computes it once. Use one that steps without (torch.optim.AdamW, "
+            "torch.optim.SGD), or write the loop yourself, as a function train(run)."
         )
 
 

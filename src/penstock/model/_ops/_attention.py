@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.nn.modules import transformer
 
-from penstock.model._ops._base import Members, PerMember, rule
+from penstock.model._ops._base import Members, rule
 from penstock.model._ops._linear import batched_linear
-from penstock.model._ops._random import dropped
+from penstock.model._ops._random import dropped, rates
 
 _SHORT = 32
 """Sequences up to here are attended to by plain products: torch's kernel for CPUs calls one for every row and head,
@@ -50,21 +50,21 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float | Tensor = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if enable_gqa or all(members.front(x) is None for x in (query, key, value)):
-        return NotImplemented
+    rate = max(rates(members, dropout_p))
     q, k, v = members.spread(query), members.spread(key), members.spread(value)
-    if q.dim() != 5 or k.dim() != 5 or v.dim() != 5:
-        return NotImplemented
-    rate = max(dropout_p.values) if isinstance(dropout_p, PerMember) else dropout_p
     mask = None if attn_mask is None else members.front(attn_mask)
     if rate <= 0.0:
+        if enable_gqa or all(members.front(x) is None for x in (query, key, value)):
+            return NotImplemented
+        if q.dim() != 5 or k.dim() != 5 or v.dim() != 5:
+            return NotImplemented
         if mask is not None:
-            mask = mask.view(mask.shape[0], *(1,) * (5 - mask.dim()), *mask.shape[1:])
+            mask = _deepened(mask, 5)
             mask = mask.expand(members.count, q.shape[1], *mask.shape[2:]).flatten(0, 1)
         elif attn_mask is not None:
             mask = attn_mask
@@ -74,19 +74,27 @@ def _attention(
             q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, 0.0, is_causal, scale=scale
         )
         return members.wrap(out.view(members.count, -1, *out.shape[1:]))
-    # torch's own kernels draw the mask inside; this is its plain formula with the members' masks.
+    # torch's own kernels draw the mask inside; this is its plain formula with the members' masks, for all shapes.
+    dims = max(q.dim(), k.dim(), v.dim())
+    q, k, v = _deepened(q, dims), _deepened(k, dims), _deepened(v, dims)
+    if enable_gqa:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+        v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = torch.matmul(q * math.sqrt(factor), (k * math.sqrt(factor)).transpose(-2, -1))
     if is_causal:
         keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~keep, -math.inf)
     if attn_mask is not None:
-        full = (
-            attn_mask if mask is None else mask.view(mask.shape[0], *(1,) * (5 - mask.dim()), *mask.shape[1:])
-        )
+        full = attn_mask if mask is None else _deepened(mask, dims)
         scores = scores.masked_fill(~full, -math.inf) if full.dtype == torch.bool else scores + full
     weights = dropped(members, torch.softmax(scores, -1), dropout_p)
     return members.wrap(torch.matmul(weights, v))
+
+
+def _deepened(x: Tensor, dims: int) -> Tensor:
+    """A stacked tensor whose members have as many dimensions as others': new ones come behind the members'."""
+    return x[(slice(None), *(None,) * (dims - x.dim()))]
 
 
 @rule(F.multi_head_attention_forward)
@@ -102,7 +110,7 @@ def _self_attention(
     bias_k: Tensor | None,
     bias_v: Tensor | None,
     add_zero_attn: bool,
-    dropout_p: float,
+    dropout_p: float | Tensor,
     out_proj_weight: Tensor,
     out_proj_bias: Tensor | None,
     training: bool = True,
@@ -122,7 +130,7 @@ def _self_attention(
     odd = bias_k is not None or bias_v is not None or static_k is not None or static_v is not None
     if query is not key or key is not value or query.dim() != 3 or need_weights or add_zero_attn or odd:
         return NotImplemented
-    rate = max(dropout_p.values) if isinstance(dropout_p, PerMember) else dropout_p
+    rate = max(rates(members, dropout_p))
     x = members.front(query)
     if (
         x is None

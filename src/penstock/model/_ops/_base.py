@@ -48,11 +48,15 @@ class PerMember(float):
     values: tuple[float, ...]
 
     def __new__(cls, values: Iterable[float]) -> PerMember:
-        """As a plain number it is the first member's."""
+        """As a plain number it is the largest: torch's layers ask whether there is anything to drop."""
         numbers = tuple(float(value) for value in values)
-        made = super().__new__(cls, numbers[0])
+        made = super().__new__(cls, max(numbers))
         made.values = numbers
         return made
+
+    def part(self, members: Iterable[int]) -> PerMember:
+        """That of some members."""
+        return PerMember([self.values[member] for member in members])
 
 
 @final
@@ -64,6 +68,7 @@ class Members(TorchFunctionMode):
         level: The vmap level of the call.
         draws: The members' generators.
         sequential: Functions that were computed member by member, because neither we nor vmap have a rule.
+        settings: Numbers of the model in which members differ, as the forward sees them, with their values.
     """
 
     def __init__(self, draws: Draws) -> None:
@@ -72,6 +77,7 @@ class Members(TorchFunctionMode):
         self.level = 0
         self.draws = draws
         self.sequential: set[str] = set()
+        self.settings: list[tuple[Tensor, PerMember]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -22,6 +22,28 @@ class Wanted(NamedTuple):
 
 
 @final
+class Late:
+    """States that generators are given only once a number is drawn: most calls draw none, and a state is 5 KB.
+
+    Whether a call draws is not known before: it hangs on every member's rates, not on the first one's.
+
+    Attributes:
+        loaded: Whether something was drawn.
+    """
+
+    def __init__(self, states: Sequence[tuple[torch.Generator, Tensor]]) -> None:
+        self.loaded = False
+        self._states = states
+
+    def load(self) -> None:
+        """Something is about to be drawn."""
+        if not self.loaded:
+            self.loaded = True
+            for generator, state in self._states:
+                generator.set_state(state)
+
+
+@final
 class Draws:
     """The members' generators.
 
@@ -39,11 +61,18 @@ class Draws:
         self.wanted: list[Wanted] = []
         self._given: Iterator[Tensor] | None = None
         self._recording = False
+        self._late: Late | None = None
 
     @property
     def count(self) -> int:
         """Members."""
         return len(self.generators)
+
+    def part(self, members: Sequence[int]) -> Draws:
+        """Those of some members, for one call."""
+        made = Draws([self.generators[i] for i in members])
+        made._late = self._late
+        return made
 
     def noise(self, like: Tensor, p: Sequence[float], *, shape: Sequence[int] | None = None) -> Tensor:
         """What a dropout of rate ``p[i]`` multiplies member ``i``'s activations with.
@@ -64,6 +93,8 @@ class Draws:
 
     def draw(self, wanted: Wanted) -> Tensor:
         """Masks over the probability to be kept."""
+        if self._late is not None:
+            self._late.load()
         shape, strides = wanted.shape, wanted.strides
         size = math.prod(shape)
         rows = torch.empty((self.count, size), dtype=wanted.dtype, device=wanted.device)
@@ -87,6 +118,8 @@ class Draws:
     @contextmanager
     def lend(self, member: int) -> Iterator[None]:
         """Let torch's global generator be the member's."""
+        if self._late is not None:
+            self._late.load()
         own = self.generators[member]
         shared = torch.default_generator
         if own.device.type == "cuda":
@@ -99,6 +132,15 @@ class Draws:
         finally:
             own.set_state(shared.get_state())
             shared.set_state(before)
+
+    @contextmanager
+    def late(self, states: Sequence[tuple[torch.Generator, Tensor]]) -> Iterator[Late]:
+        """Give generators these states before the first number that is drawn inside."""
+        self._late = Late(states)
+        try:
+            yield self._late
+        finally:
+            self._late = None
 
     @contextmanager
     def record(self) -> Iterator[None]:

@@ -23,13 +23,14 @@ def _embedding(
     sparse: bool = False,
 ) -> Any:
     tables = members.front(weight)
-    if tables is None or max_norm is not None or scale_grad_by_freq or sparse:
+    if tables is None or max_norm is not None or sparse:
         return NotImplemented
     size, width = tables.shape[1:]
     rows = members.spread(input)
     offset = torch.arange(members.count, device=rows.device) * size
     at = rows + offset.view(-1, *(1,) * (rows.dim() - 1))
-    out = F.embedding(at, tables.reshape(-1, width))
+    # How often a row is used is counted by member too: none uses another's rows.
+    out = F.embedding(at, tables.reshape(-1, width), scale_grad_by_freq=scale_grad_by_freq)
     if padding_idx is not None:
         padding = padding_idx if padding_idx >= 0 else size + padding_idx
         out = torch.where((rows == padding).unsqueeze(-1), out.detach(), out)  # that row gets no gradient

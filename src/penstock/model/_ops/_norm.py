@@ -103,3 +103,20 @@ def _aligned(members: Members, scale: Tensor | None, x: Tensor) -> Tensor | None
         return None
     s = members.spread(scale)
     return s.view(s.shape[0], *(1,) * (x.dim() - s.dim()), *s.shape[1:])
+
+
+@rule(F.normalize)
+def _normalize(
+    members: Members,
+    input: Tensor,
+    p: float = 2.0,
+    dim: int = 1,
+    eps: float = 1e-12,
+    out: Tensor | None = None,
+) -> Any:
+    """Into a tensor that is there, for which vmap has no rules: spectral norm keeps its vectors so."""
+    into = None if out is None else members.front(out)
+    if into is None or isinstance(p, Tensor | PerMember) or isinstance(eps, Tensor | PerMember):
+        return NotImplemented
+    into.copy_(F.normalize(members.spread(input), p, dim + 1 if dim >= 0 else dim, eps))
+    return out

@@ -12,12 +12,18 @@ from torch import Tensor
 from penstock.model._ops._base import Members, PerMember, refuse, rule
 
 
-def rates(members: Members, p: float) -> tuple[float, ...]:
+def rates(members: Members, p: float | Tensor) -> tuple[float, ...]:
     """The members' dropout rates."""
+    if isinstance(p, Tensor) and members.front(p) is not None:
+        for setting, own in members.settings:
+            if setting is p:
+                return own.values
+        # A recorded step keeps its rates, so one that is computed in it (an annealed one) can't be read off.
+        raise refuse("a dropout rate that differs between members is computed in the forward, not set before")
     return p.values if isinstance(p, PerMember) else (float(p),) * members.count
 
 
-def dropped(members: Members, x: Tensor, p: float) -> Tensor:
+def dropped(members: Members, x: Tensor, p: float | Tensor) -> Tensor:
     """Stacked activations, members first, after dropout."""
     own = rates(members, p)
     if max(own) <= 0.0:
@@ -34,17 +40,23 @@ def _dropout(
     return members.wrap(dropped(members, members.spread(input), p))
 
 
+@rule(torch.dropout)
+def _plain_dropout(members: Members, input: Tensor, p: float, train: bool) -> Any:
+    return _dropout(members, input, p, train)
+
+
 def _feature_dropout(rank: int) -> Callable[..., Any]:
     def drop(
         members: Members, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Any:
         if not training:
             return input
+        own = rates(members, p)
         if input.dim() != rank + 2:
-            return members.each(_PLAIN[rank], (input, float(p), training), {}, random=True)
+            each = members.wrap(torch.tensor(own, dtype=torch.float64))
+            return members.each(_PLAIN[rank], (input, each, training), {}, random=True)
         stacked, at = members.below(input)
         x = members.spread(input)
-        own = rates(members, p)
         if max(own) <= 0.0:
             return input
         noise = members.draws.noise(x, own, shape=(*input.shape[:2], *(1,) * rank))

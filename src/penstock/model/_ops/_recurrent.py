@@ -105,7 +105,24 @@ def _layer(cell: Cell, *, states: int) -> Callable[..., Any]:
     return layer
 
 
+def _step(
+    members: Members,
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
+    """``nn.LSTMCell``; vmap has rules for the other two."""
+    b_x, b_h = (None if b is None else members.spread(b) for b in (b_ih, b_hh))
+    gates = batched_linear(members.spread(input), members.spread(w_ih), b_x)
+    state = tuple(members.spread(s) for s in hx)
+    return tuple(members.wrap(s) for s in _lstm_cell(gates, state, members.spread(w_hh), b_h))
+
+
 _FUNCTIONS: Any = torch._C._VariableFunctions
+rule(_FUNCTIONS.lstm_cell)(_step)
 rule(_FUNCTIONS.lstm)(_layer(_lstm_cell, states=2))
 rule(_FUNCTIONS.gru)(_layer(_gru_cell, states=1))
 rule(_FUNCTIONS.rnn_tanh)(_layer(_plain_cell(torch.tanh), states=1))

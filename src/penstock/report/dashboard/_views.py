@@ -77,6 +77,13 @@ def _sm2(folded: Folded, options: Options) -> Any:
     return {"figure": views.sm2_figure(data), **data}
 
 
+def _coordinate_check(folded: Folded, options: Options) -> Any:
+    data = views.coordinate_check(folded)
+    if data is None:
+        return {"rows": [], "reason": "No narrow twin was checked: give surrogate=pk.Shrink(8) to the study."}
+    return {"figure": views.coordinate_check_figure(data), **data}
+
+
 def _limits(folded: Folded, options: Options) -> Any:
     data = views.limits(folded, options)
     short = [
@@ -107,6 +114,7 @@ VIEWS: Mapping[str, Callable[[Folded, Options], Any]] = {
     "devices": _devices,
     "power": _power,
     "sm2": _sm2,
+    "coordinate_check": _coordinate_check,
     "limits": _limits,
     "log": views.log,
     "trial": _trial,

@@ -5,6 +5,7 @@ Start with ``_fold.py``. Every view is one file with ``view(folded, options)`` a
 draws with matplotlib.
 """
 
+from penstock.report.views._coordinates import coordinate_check, coordinate_check_figure
 from penstock.report.views._curves import curves, curves_figure, metric_names
 from penstock.report.views._devices import devices, devices_figure
 from penstock.report.views._fold import Folded, Options, clean
@@ -27,6 +28,8 @@ __all__ = [
     "Folded",
     "Options",
     "clean",
+    "coordinate_check",
+    "coordinate_check_figure",
     "curves",
     "curves_figure",
     "devices",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 from penstock.core import TrialRecord
-from penstock.core.errors import InvalidInput
 from penstock.core.state import VIOLATED
-from penstock.goal import Limit, metrics_of
+from penstock.goal import metrics_of
+from penstock.report._read import limits_of, limits_text
 from penstock.report.views._fold import Folded, Options, clean
 from penstock.report.views._style import BLUE, ORANGE, RED, Figure, axis, figure
 from penstock.report.views._thin import scattered
@@ -57,7 +56,8 @@ def limits(folded: Folded, options: Options | None = None) -> dict[str, Any]:
                 "measured": sum(row["measured"] is not None for row in rows),
             }
         )
-    cleaned: dict[str, Any] = clean({"limits": quantities, "selected": options.trial})
+    text = limits_text(folded.spec, folded.state)
+    cleaned: dict[str, Any] = clean({"limits": quantities, "text": text, "selected": options.trial})
     return cleaned
 
 
@@ -120,20 +120,6 @@ def _few(points: list[Any], selected: int | None) -> list[Any]:
     """At most so many marks as a browser draws quickly; what keeps the limits never hides what doesn't."""
     kept = set(scattered([(p[0], p[1], (p[3], _symbol(p[4], p[5]))) for p in points], POINTS))
     return [point for i, point in enumerate(points) if i in kept or point[2] == selected]
-
-
-def limits_of(spec: Mapping[str, Any]) -> list[Limit]:
-    """The limits that a study's spec names, its own or its sampler's."""
-    for holder in (spec, spec.get("sampler")):
-        given = holder.get("limits") if isinstance(holder, Mapping) else None
-        if isinstance(given, Mapping):  # as a Gate writes them
-            given = given.get("limits")
-        if given:
-            try:
-                return [Limit.from_json(entry) for entry in given]
-            except (KeyError, TypeError, ValueError, InvalidInput):
-                return []
-    return []
 
 
 def measured_of(record: TrialRecord, name: str) -> float | None:

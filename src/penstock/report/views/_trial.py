@@ -6,9 +6,10 @@ from typing import Any
 
 from penstock.core.errors import InvalidInput
 from penstock.goal import metrics_of, ranked
+from penstock.report._read import limits_of
 from penstock.report.views._curves import curve
 from penstock.report.views._fold import Folded, clean
-from penstock.report.views._limits import limits_of, measured_of, predictions
+from penstock.report.views._limits import measured_of, predictions
 from penstock.report.views._overview import figure_of
 from penstock.report.views._style import BLUE, Figure, axis, figure, log_or_linear
 from penstock.report.views._thin import thinned

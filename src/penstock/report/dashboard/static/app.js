@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const STATES = ["completed", "running", "paused", "waiting", "stopped", "failed"];
-const FIGURE_VIEWS = new Set(["history", "curves", "pareto", "importance", "parallel", "devices", "power", "sm2", "limits"]);
+const FIGURE_VIEWS = new Set(["history", "curves", "pareto", "importance", "parallel", "devices", "power", "sm2", "coordinate_check", "limits"]);
 
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -481,6 +481,10 @@ const drawSm2 = figureView("sm2", () => ({}), null,
       data.energy ? el("p", {}, `energy ${data.energy.text}` + (data.explored ? `, of it for explorations ${data.explored.text}` : "") + (data.parity ? `; parity: ${fmt(data.parity)} trainings of the winner` : "")) : null,
       data.rounds.length ? grid(["round", "trial", "batch size", data.metric, "J/epoch", "lr", "P", "E", "LR", "score", ""], data.rounds.flatMap((r) => r.rows.map((c) => [r.number, c.trial, c.batch_size, c.value, c.energy_j, c.lr, c.performance, c.energy, c.stability, c.score, c.kept ? "kept" : "dropped"])), { trials: data.rounds.flatMap((r) => r.rows.map((c) => c.trial)) }) : null] });
 
+const drawCheck = figureView("coordinate_check", () => ({}), null, (data) => data.text,
+  { empty: (data) => data.reason || "The check has no layers.",
+    below: (data) => data.rows.length ? [grid(["layer", ...data.names, "slope", "verdict"], data.rows)] : [] });
+
 const drawLimits = figureView("limits", () => ({ trial: state.trial }), null, (data) => "Full marks: measured; rings: predicted, of one of the two at least. Dashed: the limits." + (data.limits.some((l) => data.shown < l.trials) ? ` ${fmt(data.shown)} marks: those that would lie on each other are drawn as one.` : ""),
   { empty: (data) => data.limits.length ? "Nothing was predicted or measured of the limited quantities yet." : "This study has no limits such as power_w <= 90.",
     below: (data) => data.limits.length ? [grid(["limit", "trials", "measured", "violations"], data.limits.map((l) => [l.text, l.trials, l.measured, l.violations]))] : [] });
@@ -586,6 +590,7 @@ const VIEWS = [
   { id: "devices", title: "Devices", draw: drawDevices },
   { id: "power", title: "Power limits", draw: drawPower },
   { id: "sm2", title: "SM2", draw: drawSm2 },
+  { id: "coordinate_check", title: "Twin", draw: drawCheck },
   { id: "limits", title: "Limits", draw: drawLimits },
   { id: "recurring", title: "Recurring", draw: drawRecurring },
   { id: "log", title: "Log", draw: drawLog },
