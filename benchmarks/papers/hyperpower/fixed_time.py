@@ -141,6 +141,8 @@ def main() -> None:
         )
     if given.save:
         command = f"python benchmarks/papers/hyperpower/fixed_time.py --seeds {given.seeds} --save"
+        if given.methods != list(SAMPLERS):
+            command += f" --methods {' '.join(repr(name) if ' ' in name else name for name in given.methods)}"
         _bench.save("hyperpower_fixed_time", command, results, ("numpy", "scipy"))
 
 
