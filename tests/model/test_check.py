@@ -69,6 +69,28 @@ def test_a_transformer_passes_with_its_queries_at_zero():
     assert check.ok, str(check)
 
 
+def test_queries_that_start_at_zero_like_the_output_are_measured_themselves():
+    x = nets.words()
+    y = torch.randint(0, 20, x.shape, generator=torch.Generator().manual_seed(3))
+    make = ours(lambda: nets.Separate(64), x, torch.optim.SGD, 0.1)
+
+    def loss(output, targets):
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    check = coordinate_check(make, [(x, y)], loss, divisors=(1, 4), seeds=1)
+    sizes = {layer.layer: layer.sizes for layer in check.layers}
+    (query,) = [name for name in sizes if name.rpartition(".")[2] == "q"]
+    model, optimizer = make(1, 0)
+    for _ in range(check.steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    seen = []
+    model.get_submodule(query).register_forward_hook(lambda *args: seen.append(args[2].abs().mean().item()))
+    model(x)
+    assert sizes[query][-1] == pytest.approx(seen[0], rel=1e-4)
+
+
 def test_standard_parametrization_fails_and_says_where():
     def make(divisor, seed):
         torch.manual_seed(seed)

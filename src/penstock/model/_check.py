@@ -240,7 +240,7 @@ def _train(
         steps_s.append(time.perf_counter() - begun)
     zeros = {name for name, size in first.items() if size == 0 and name != OUTPUT}
     sizes, now = _activations(model, batches[0][0], call)
-    if output is not None and now is not None and output.shape == now.shape:
+    if output is not None and now is not None and output.shape == now.shape and first[OUTPUT] > 0:
         # First outputs are random sums that shrink with the width, in a right model too: what counts is how they move.
         moved = float((now - output).abs().mean())
         made = [name for name, size in first.items() if size == first[OUTPUT]]  # the layer it comes from, too
