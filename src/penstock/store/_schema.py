@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import sqlalchemy as sa
+from sqlalchemy.schema import CreateTable
 
 from penstock.core.errors import StoreCorrupt, StoreError
 
@@ -161,10 +163,18 @@ def check(connection: sa.Connection, url: str, *, write: bool) -> None:
         )
 
 
+@cache
+def _creations(dialect: type[sa.Dialect]) -> tuple[str, ...]:
+    """What makes the tables that are not there yet: SQLAlchemy takes milliseconds to say it, for every new store."""
+    tables = metadata.sorted_tables
+    return tuple(str(CreateTable(each, if_not_exists=True).compile(dialect=dialect())) for each in tables)
+
+
 def prepare(connection: sa.Connection, url: str) -> None:
     """Create the tables, or upgrade them, inside a transaction that keeps others out."""
     if version_of(connection) is None:
-        metadata.create_all(connection)
+        for statement in _creations(type(connection.dialect)):
+            connection.exec_driver_sql(statement)
         connection.execute(meta.insert().values(name="version", value=str(VERSION)))
         return
     check(connection, url, write=True)

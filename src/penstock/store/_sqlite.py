@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias, TypeVar, final
 from urllib.parse import quote
@@ -128,7 +130,6 @@ class SqliteBackend(Backend):
         if connection is not None and os.getpid() == self._pid:
             with suppress(sa.exc.SQLAlchemyError, sqlite3.Error):  # disk full: the WAL keeps the records
                 connection.close()
-                connection.engine.dispose()
         for lock in self._locks.values():
             lock.release()
         self._locks.clear()
@@ -139,12 +140,9 @@ class SqliteBackend(Backend):
             # Look before touching anything: it may be another program's file.
             self.read(lambda connection: _check_ours(connection, self.url))
         name = ":memory:" if path is None else _uri(path, "rwc")
-        engine = sa.create_engine(
-            "sqlite://", creator=lambda: _connect(name), poolclass=sa.StaticPool, hide_parameters=True
-        )
-        sa.event.listen(engine, "begin", self._begin)
         try:
-            self._connection = engine.connect()
+            self._connection = _connection(lambda: _connect(name))
+            sa.event.listen(self._connection, "begin", self._begin)
             if path is not None:
                 _use_wal(self._connection)
         except sa.exc.DBAPIError as error:
@@ -196,16 +194,13 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._wal = path.with_name(path.name + "-wal")
-        self._engine = sa.create_engine(
-            "sqlite://", creator=self._connect, poolclass=sa.NullPool, hide_parameters=True
-        )
 
     def read(self, query: Callable[[sa.Connection], T]) -> T:
         """Run a query; SQLAlchemy's errors pass."""
         while True:
             before = self._stamp()
             try:
-                with self._engine.connect() as connection:
+                with _connection(self._connect) as connection:
                     result = query(connection)
             except Exception:
                 if before == self._stamp():
@@ -241,6 +236,25 @@ def _size(path: Path) -> int:
 
 def _uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.absolute()))}?mode={mode}"
+
+
+_wanted = threading.local()
+
+
+@cache
+def _engine() -> sa.Engine:
+    """One for all files, which keeps no connection: the statements it knows are compiled once per process."""
+    return sa.create_engine(
+        "sqlite://", creator=lambda: _wanted.connect(), poolclass=sa.NullPool, hide_parameters=True
+    )
+
+
+def _connection(connect: Callable[[], sqlite3.Connection]) -> sa.Connection:
+    _wanted.connect = connect
+    try:
+        return _engine().connect()
+    finally:
+        del _wanted.connect
 
 
 def _connect(name: str) -> sqlite3.Connection:
