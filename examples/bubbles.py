@@ -6,15 +6,17 @@ The host is a real transformer trained with torch.distributed.pipelining (1F1B, 
 between two operations when the stage goes on.
 """
 
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import penstock as pk
 
@@ -45,9 +47,6 @@ class Stage(nn.Module):
 
 def host_job(rank, folder):
     """Train until a file named ``stop`` appears; rank 0 decides, so that both stop after the same step."""
-    import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.manual_seed(rank)
@@ -124,19 +123,20 @@ def tune(executor):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        host_job(int(sys.argv[1]), sys.argv[2])
-        sys.exit()
     with tempfile.TemporaryDirectory() as folder:
-        hosts = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in (0, 1)]
+        fork = multiprocessing.get_context("fork")
+        hosts = [fork.Process(target=host_job, args=(rank, folder)) for rank in (0, 1)]
+        for host in hosts:
+            host.start()
         while not all(os.path.exists(f"{folder}/bubbles/stage{rank}.bubble") for rank in (0, 1)):
             time.sleep(0.1)
-            if any(host.poll() is not None for host in hosts):
+            if not all(host.is_alive() for host in hosts):
                 sys.exit("A stage of the host job has ended early.")
         squeezed = tune(pk.Local(slots=0, threads=1, bubbles=f"{folder}/bubbles"))
         open(f"{folder}/stop", "w").close()
-        codes = [host.wait() for host in hosts]
-        if any(codes):
+        for host in hosts:
+            host.join()
+        if any(host.exitcode for host in hosts):
             sys.exit("The host job has failed.")
     alone = tune(pk.Local(slots=1, threads=1))
     print(f"losses in bubbles: {', '.join(f'{loss:.4f}' for loss in squeezed)}")
