@@ -1,12 +1,16 @@
 # Run with: python examples/hyperpower.py
 """The best network on scikit-learn's digits that fits a small board: profile, then search inside the limits."""
 
+import os
+
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
 import penstock as pk
+
+QUICK = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
 
 
 def digits():
@@ -60,7 +64,7 @@ if __name__ == "__main__":
         space,
         maximize="accuracy",
         sampler=pk.Bayes(),
-        scheduler=pk.Full(trials=8, epochs=3),
+        scheduler=pk.Full(trials=4 if QUICK else 8, epochs=3),
         stop=[pk.Divergence("accuracy", "max", chance=0.1, epochs=2)],
         limits=[pk.memory_bytes <= "600kB", pk.params <= "80k"],
         predictors=predictors,

@@ -1,7 +1,11 @@
 # Run with: make quickstart        (or: python examples/quickstart.py)
 """Tune a small network on scikit-learn's digits with ASHA and TPE on this machine's cores."""
 
+import os
+
 import penstock as pk
+
+QUICK = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
 
 
 def train(run):
@@ -52,7 +56,7 @@ study = pk.Study(
     train,
     space,
     maximize="accuracy",
-    scheduler=pk.ASHA(max_epochs=27, min_epochs=1, eta=3, trials=60, sampler=pk.TPE()),
+    scheduler=pk.ASHA(max_epochs=27, min_epochs=1, eta=3, trials=9 if QUICK else 60, sampler=pk.TPE()),
     store="quickstart.db",
 )
 

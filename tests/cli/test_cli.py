@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from penstock.testing.programs import Programs
+
 FILE = """
 import math, time
 import penstock as pk
@@ -33,9 +35,22 @@ study = pk.Study(
 """
 
 
-def penstock(*arguments, cwd, **options):
-    command = [sys.executable, "-c", "from penstock.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+MAIN = "from penstock.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Each command is a process of its own; what every one of them imports is imported once."""
+    with Programs("penstock.cli._app", "penstock.study._study", "penstock.store._sql") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def penstock(programs):
+    def run(*arguments, cwd):
+        return programs.run(["-c", MAIN, *map(str, arguments)], cwd=cwd)
+
+    return run
 
 
 @pytest.fixture
@@ -45,13 +60,13 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def tuned(folder):
+def tuned(folder, penstock):
     done = penstock("tune", "tune.py:study", "--view", "quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_tune_prints_what_it_found_and_what_it_cost(folder):
+def test_tune_prints_what_it_found_and_what_it_cost(folder, penstock):
     done = penstock("tune", "tune.py:study", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "best    trial" in done.stdout
@@ -60,24 +75,24 @@ def test_tune_prints_what_it_found_and_what_it_cost(folder):
     assert len({line.split()[1] for line in lines}) == 9  # one line per event where there is no terminal
 
 
-def test_jsonl_on_stdout_is_nothing_but_events(folder):
+def test_jsonl_on_stdout_is_nothing_but_events(folder, penstock):
     done = penstock("tune", "tune.py", "--view", "quiet", "--jsonl", "-", cwd=folder)
     events = [json.loads(line) for line in done.stdout.splitlines()]
     kinds = [event["kind"] for event in events]
     assert kinds[0] == "session_opened"
     assert kinds[-1] == "session_closed"
-    assert kinds.count("reported") == sum(int(r["epochs"]) for r in rows(folder))
+    assert kinds.count("reported") == sum(int(r["epochs"]) for r in rows(folder, penstock))
 
 
-def rows(folder):
+def rows(folder, penstock):
     done = penstock("trials", "cli.db", "--csv", cwd=folder)
     assert done.returncode == 0, done.stderr
     return list(csv.DictReader(io.StringIO(done.stdout)))
 
 
-def test_report_and_trials_agree(tuned):
+def test_report_and_trials_agree(tuned, penstock):
     report = json.loads(penstock("report", "cli.db", "--json", cwd=tuned).stdout)
-    table = rows(tuned)
+    table = rows(tuned, penstock)
     assert report["trials"] == len(table) == 9
     scored = [row for row in table if row["loss"]]
     best = min(scored, key=lambda row: float(row["loss"]))
@@ -92,12 +107,12 @@ def test_report_and_trials_agree(tuned):
     assert penstock("trials", "cli.db", cwd=tuned).stdout.count("\n") == 10
 
 
-def test_ctrl_c_then_resume(folder):
+def test_ctrl_c_then_resume(folder, penstock):
     (folder / "tune.py").write_text(FILE.format(nap=0.05, trials=30))
     command = [
         sys.executable,
         "-c",
-        "from penstock.cli import main; main()",
+        MAIN,
         "tune",
         "tune.py",
         "--view",
@@ -122,10 +137,10 @@ def test_ctrl_c_then_resume(folder):
     assert after["epochs"] >= before["epochs"]
 
 
-def test_budget_from_the_command_line(folder):
+def test_budget_from_the_command_line(folder, penstock):
     done = penstock("tune", "tune.py", "--view", "quiet", "--budget", "trials=4", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert len(rows(folder)) == 4
+    assert len(rows(folder, penstock)) == 4
 
 
 @pytest.mark.parametrize(
@@ -144,7 +159,7 @@ def test_budget_from_the_command_line(folder):
         (["simulate", "--scheduler", "best"], "best"),
     ],
 )
-def test_mistakes_are_named_without_a_traceback(folder, arguments, named):
+def test_mistakes_are_named_without_a_traceback(folder, arguments, named, penstock):
     done = penstock(*arguments, cwd=folder)
     assert done.returncode == 2
     assert named in done.stderr
@@ -152,7 +167,7 @@ def test_mistakes_are_named_without_a_traceback(folder, arguments, named):
     assert sorted(p.name for p in folder.iterdir() if "pycache" not in p.name) == ["tune.py"]
 
 
-def test_a_file_that_fails_to_load_shows_the_users_lines_only(folder):
+def test_a_file_that_fails_to_load_shows_the_users_lines_only(folder, penstock):
     (folder / "broken.py").write_text("import penstock\n\nvalue = 1 / 0\n")
     done = penstock("tune", "broken.py:study", cwd=folder)
     assert done.returncode == 2
@@ -162,7 +177,7 @@ def test_a_file_that_fails_to_load_shows_the_users_lines_only(folder):
 
 
 @pytest.mark.parametrize("scheduler", ["full", "halving", "hyperband", "asha"])
-def test_simulate_tells_makespan_and_utilisation(tmp_path, scheduler):
+def test_simulate_tells_makespan_and_utilisation(tmp_path, scheduler, penstock):
     done = penstock(
         "simulate",
         "--scheduler",
@@ -185,14 +200,14 @@ def test_simulate_tells_makespan_and_utilisation(tmp_path, scheduler):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_simulate_a_study_of_ones_own_keeps_nothing(folder):
+def test_simulate_a_study_of_ones_own_keeps_nothing(folder, penstock):
     done = penstock("simulate", "tune.py:study", "--devices", 3, "--epoch-s", 2, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "9 trials" in done.stdout
     assert not (folder / "cli.db").exists()
 
 
-def test_version_and_help(tmp_path):
+def test_version_and_help(tmp_path, penstock):
     import penstock as pk
 
     assert penstock("--version", cwd=tmp_path).stdout.strip() == f"penstock {pk.__version__}"
