@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateTable
@@ -163,18 +162,23 @@ def check(connection: sa.Connection, url: str, *, write: bool) -> None:
         )
 
 
-@cache
-def _creations(dialect: type[sa.Dialect]) -> tuple[str, ...]:
-    """What makes the tables that are not there yet: SQLAlchemy takes milliseconds to say it, for every new store."""
-    tables = metadata.sorted_tables
-    return tuple(str(CreateTable(each, if_not_exists=True).compile(dialect=dialect())) for each in tables)
+_creations: dict[str, list[str]] = {}
+
+
+def _create(connection: sa.Connection) -> None:
+    """Make the tables that are not there yet. SQLAlchemy takes milliseconds to put it in words, so those are kept."""
+    dialect = connection.dialect
+    if dialect.name not in _creations:
+        made = [CreateTable(table, if_not_exists=True) for table in metadata.sorted_tables]
+        _creations[dialect.name] = [str(each.compile(dialect=dialect)) for each in made]
+    for statement in _creations[dialect.name]:
+        connection.exec_driver_sql(statement)
 
 
 def prepare(connection: sa.Connection, url: str) -> None:
     """Create the tables, or upgrade them, inside a transaction that keeps others out."""
     if version_of(connection) is None:
-        for statement in _creations(type(connection.dialect)):
-            connection.exec_driver_sql(statement)
+        _create(connection)
         connection.execute(meta.insert().values(name="version", value=str(VERSION)))
         return
     check(connection, url, write=True)
