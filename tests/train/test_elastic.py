@@ -117,7 +117,15 @@ def train(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Reports and final state of a trial that is trained by (workers, until epoch) one after the other."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "penstock.train._loop", "pytest"])
+    context.set_forkserver_preload(
+        [
+            "torch",
+            "torch.distributed",
+            "torch._dynamo",
+            "penstock.train._loop",
+            "pytest",
+        ]  # what an optimizer imports, too
+    )
     files.mkdir()
     config = {**CONFIG, **config}
     reports: list[Any] = []
