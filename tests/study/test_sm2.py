@@ -151,26 +151,20 @@ def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
     script, path = tmp_path / "driver.py", tmp_path / "s.db"
     script.write_text(DRIVER)
     rng = random.Random(5)
-    kills = 0
-    for attempt in range(3):
+    for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, str(script), str(path)], stderr=subprocess.PIPE, text=True
         )
-        if attempt < 2:
-            seen = len(events(path)) if path.exists() else 0
-            wanted = seen + rng.randint(2, 14)
-            while process.poll() is None:
-                if path.exists() and len(_events_or_none(path)) >= wanted:
-                    process.send_signal(signal.SIGKILL)
-                    kills += 1
-                    break
-                time.sleep(0.05)
+        seen = len(events(path)) if path.exists() else 0
+        wanted = seen + rng.randint(2, 14)
+        while process.poll() is None:
+            if path.exists() and len(_events_or_none(path)) >= wanted:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.05)
         _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:
-            break
         assert process.returncode == -signal.SIGKILL, errors
-    assert process.returncode == 0
-    assert kills >= 2
+    pk.Study.load(path).run()  # here, whose workers have torch already
     state = StudyState.of(events(path))
     state.validate()
     for ours, theirs in zip(outcome(state), whole[1], strict=True):
