@@ -192,6 +192,22 @@ class Counting(nn.Module):
         return self.head(x - self.mean)
 
 
+class Reused(nn.Module):
+    """A layer and its normalisation under two names each, used twice; statistics are gathered at both uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer, self.norm = nn.Linear(5, 6), nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.body = nn.ModuleList([self.layer, self.norm, nn.LayerNorm(6), self.layer, self.norm])
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        for layer in self.body:
+            x = layer(x)
+        return self.head(x)
+
+
 class Scaled(nn.Module):
     """Has a number of its own that differs between members."""
 
@@ -226,6 +242,7 @@ MODELS = {
         lambda i: stack(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.GELU(), flat(7)),
         VECTOR,
     ),
+    "layers used twice": (lambda i: Reused(), VECTOR),
     "layer norm": (lambda i: stack(nn.Linear(5, 7), nn.LayerNorm(7), nn.SiLU(), flat(7)), VECTOR),
     "conv 1d": (lambda i: stack(nn.Conv1d(2, 3, 3), nn.MaxPool1d(2), nn.ReLU(), flat(9)), LINE),
     "conv 2d": (

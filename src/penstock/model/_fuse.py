@@ -168,7 +168,7 @@ class Fusion:
         """Settings in which members differ (dropout rates) go into the template as one value per member."""
         self._numbers: list[tuple[nn.Module, str, Tensor, PerMember]] = []
         self._rates: list[tuple[nn.Module, str, PerMember]] = []
-        submodules = dict(self._template.named_modules())
+        submodules = dict(self._template.named_modules(remove_duplicate=False))
         differences = _differences(self._own)
         for path, facts in self._own[
             0
