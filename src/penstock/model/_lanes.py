@@ -510,6 +510,9 @@ class FusedLanes:
 
     def _adopt(self) -> None:
         """Take over what members' optimizers have loaded or done by themselves, before views are put in its place."""
+        if self.optimizer.reason is None:
+            for member in self.members:
+                member.loaded = member.loaded or not self.optimizer.is_bound(member.number)
         loaded = [member for member in self.members if member.loaded and member.holds()]
         if loaded and self.optimizer.reason is None:
             self.optimizer.adopt([member.number for member in loaded])

@@ -166,6 +166,7 @@ class FusedStep:
             wanted = tuple(draws.wanted)
             masks = [draws.draw(each) for each in wanted]
             used = tuple(g is not None for g in gradients)
+            self.optimizer.runs(used)  # asks for the counts of steps, which a recording does not know
             del gradients
             graphs = []
             for _ in range(1 if self.steady else 2):  # what differs between two recordings can't be replayed
