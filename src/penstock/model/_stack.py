@@ -114,7 +114,7 @@ class Stack:
 
     def view(self, rows: Tensor, slot: Slot) -> Tensor:
         """The columns of ``slot`` in a tensor laid out like ``flat``, in the parameter's shape."""
-        return rows[..., slot.start : slot.stop].view(*rows.shape[:-1], *slot.shape)
+        return rows[..., slot.start : slot.stop].view((*rows.shape[:-1], *slot.shape))
 
     def parameter(self, member: int, slot: Slot) -> nn.Parameter:
         """A member's own parameter."""

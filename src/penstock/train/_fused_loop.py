@@ -489,7 +489,7 @@ def _likeness(trainer: Trainer) -> tuple[Any, ...]:
         id(trainer.task),
         trainer.batch_size,
         str(trainer.device),
-        type(trainer.model),
+        type(trainer.model).__qualname__,  # not the class: one that the factory defines is another every time
         parameters,
         type(trainer.optimizer),
         flags,
