@@ -27,17 +27,17 @@ def batch(rows=32):
     return torch.randn(rows, 12, generator=generator), torch.randint(0, 5, (rows,), generator=generator)
 
 
-def ours(build, inputs, optimizer, lr, spoil=None):
+def ours(build, inputs, optimizer, lr, spoil=None, adam=False):
     def make(divisor, seed):
         torch.manual_seed(seed)
         model = build()
         twin = shrink(model, 8 if divisor == 1 else divisor, inputs=inputs, floor=2)
         table, base = parametrize(model, twin, inputs=inputs)
         if divisor == 1:
-            base.initialise(model)
+            base.initialise(model, adam=adam)
             return model, optimizer(model.parameters(), lr=lr)
         table.prepare(twin)
-        table.initialise(twin, redraw=True)
+        table.initialise(twin, redraw=True, adam=adam)
         made = optimizer(table.groups(twin), lr=lr)
         scale_groups(made)
         if spoil is not None:
@@ -55,6 +55,36 @@ def test_our_parametrization_passes(optimizer, lr):
     assert check.divisors == (8, 4, 2, 1)
     assert check.layers[-1].layer == "(output)"
     assert all(loss is not None for loss in check.losses)
+
+
+def test_masks_of_dropout_are_no_movement():
+    """They make outputs differ by random sums, which shrink with the width: far more than small steps move them."""
+
+    def build():
+        return nn.Sequential(nn.Linear(12, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 5))
+
+    def loss(output, targets):  # what moves the outputs is common to all rows
+        return output[:, 0].mean()
+
+    x, y = batch()
+    make = ours(build, x[:2], torch.optim.Adam, 1e-4, adam=True)
+    check = coordinate_check(make, [(x, y)], loss, divisors=(1, 2, 4, 8))
+    assert check.ok, str(check)
+    assert abs(check.layers[-1].slope) < 0.2, str(check)
+
+
+def test_a_weight_that_is_computed_is_no_activation():
+    normed = nn.utils.parametrizations.weight_norm
+
+    def build():
+        first, second = normed(nn.Linear(12, 128)), normed(nn.Linear(128, 128))
+        return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(128, 5))
+
+    x, y = batch()
+    make = ours(build, x[:2], torch.optim.Adam, 0.005)
+    check = coordinate_check(make, [(x, y)], F.cross_entropy, divisors=(1, 2, 4, 8))
+    assert [layer.layer for layer in check.layers] == ["0", "1", "2", "3", "4", "(output)"]
+    assert check.ok, str(check)
 
 
 def test_a_transformer_passes_with_its_queries_at_zero():

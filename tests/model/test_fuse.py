@@ -193,6 +193,46 @@ class Counting(nn.Module):
         return self.head(x - self.mean)
 
 
+class Reused(nn.Module):
+    """A layer and its normalisation under two names each, used twice; statistics are gathered at both uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer, self.norm = nn.Linear(5, 6), nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.body = nn.ModuleList([self.layer, self.norm, nn.LayerNorm(6), self.layer, self.norm])
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        for layer in self.body:
+            x = layer(x)
+        return self.head(x)
+
+
+def defined(rate=1.0):
+    """A class that is another one at every call; ``rate`` is a value from around it."""
+
+    class Local(nn.Module):
+        slope = 2
+
+        def __init__(self):
+            super().__init__()
+            self.head, self.factor = nn.Linear(5, CLASSES), nn.Parameter(torch.ones(()))
+
+        @staticmethod
+        def bend(x):
+            return torch.tanh(x)
+
+        @property
+        def steep(self):
+            return self.slope * rate
+
+        def forward(self, x):
+            return self.head(self.bend(self.steep * x)) * self.factor
+
+    return Local()
+
+
 class Scaled(nn.Module):
     """Has a number of its own that differs between members."""
 
@@ -227,6 +267,8 @@ MODELS = {
         lambda i: stack(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.GELU(), flat(7)),
         VECTOR,
     ),
+    "a class of the factory's, and a number to train": (lambda i: defined(), VECTOR),
+    "layers used twice": (lambda i: Reused(), VECTOR),
     "layer norm": (lambda i: stack(nn.Linear(5, 7), nn.LayerNorm(7), nn.SiLU(), flat(7)), VECTOR),
     "conv 1d": (lambda i: stack(nn.Conv1d(2, 3, 3), nn.MaxPool1d(2), nn.ReLU(), flat(9)), LINE),
     "conv 2d": (
@@ -636,6 +678,10 @@ def test_members_that_differ_are_refused_with_the_place():
         Fusion([stack(nn.LayerNorm(3, eps=1e-5)), stack(nn.LayerNorm(3, eps=1e-3))])
     with pytest.raises(Unsupported, match=r"members differ in 1\.kernel_size"):
         Fusion([stack(nn.Linear(2, 2), nn.MaxPool2d(2)), stack(nn.Linear(2, 2), nn.MaxPool2d(3))])
+    with pytest.raises(Unsupported, match="members differ in 0: a Sigmoid in member 0, a Tanh in member 1"):
+        Fusion([stack(nn.Sigmoid(), nn.Linear(2, 2)), stack(nn.Tanh(), nn.Linear(2, 2))])
+    with pytest.raises(Unsupported, match="members differ in the code of the model, a Local"):
+        Fusion([defined(1.0), defined(2.0)])
     with pytest.raises(Unsupported, match="no members"):
         Fusion([])
     hooked = nn.Linear(2, 2)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import random
 
 import pytest
 import torch
@@ -255,6 +256,81 @@ def test_what_cannot_be_fused_trains_one_after_another_with_a_reason():
         close(one.train_epoch(), results[other])
     assert set(fused.reasons) == set(together)
     assert "data-dependent" in fused.reasons[together[0]]
+
+
+class Coin(nn.Module):
+    """Leaves a layer out now and then, as Python's generator says."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        return self.head(x if self.training and random.random() < 0.1 else torch.tanh(self.layer(x)))
+
+
+class Warming(nn.Module):
+    """Becomes another one after some steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.calls = nn.Linear(FEATURES, CLASSES), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.head(x) * (1 if self.calls < 20 else 2)
+
+
+class Keeping(nn.Module):
+    """Keeps its last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.last = nn.Linear(FEATURES, CLASSES), torch.zeros(1)
+
+    def forward(self, x):
+        out = self.head(x) + 0.1 * self.last.mean()
+        self.last = out.detach()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [(Coin, "Python's or numpy's generator"), (Warming, "calls"), (Keeping, "last")]
+)
+def test_what_members_would_share_beside_their_tensors_is_not_fused(model, reason):
+    task = make_task(lambda: model().double())
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together)
+    for _ in range(5):
+        results = fused.train_epoch(ahead=1000)
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    assert all(reason in fused.reasons[trainer] for trainer in together)
+    assert not check(task, CONFIGS[:2]).ok
+
+
+class Caching(nn.Module):
+    """Makes what it needs at its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.weights = nn.Linear(FEATURES, CLASSES), {}
+
+    def forward(self, x):
+        if x.shape[1] not in self.weights:
+            self.weights[x.shape[1]] = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return self.head(x * self.weights[x.shape[1]])
+
+
+def test_what_a_model_makes_at_its_first_call_for_all_is_fused():
+    task = make_task(lambda: Caching().double())
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together)
+    for _ in range(3):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    assert fused.reasons == {}
 
 
 def test_a_group_that_does_not_fit_the_memory_is_halved(monkeypatch):

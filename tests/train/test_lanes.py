@@ -904,6 +904,83 @@ def test_layers_that_are_replaced_frozen_or_added():
     assert any("has been replaced" in note["reason"] for note in notes)
 
 
+def test_a_layer_that_is_set_free_trains():
+    def train(lane):
+        model = net()
+        model[0].requires_grad_(False)
+        model, optimizer = lane.prepare(model, adam(model, lane.number))
+        losses = []
+        for step, rows in enumerate(batches(10)):
+            if step == 4 + lane.number:
+                model[0].requires_grad_(True)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    _, notes = assert_same(train)
+    assert any("it trains other parameters than before" in note["reason"] for note in notes)
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_an_optimizer_whose_state_is_dropped_begins_again(make):
+    def train(lane):
+        model = net()
+        model, optimizer = lane.prepare(model, make(model, lane.number))
+        losses = []
+        for step, rows in enumerate(batches(10)):
+            if step == 4 + lane.number:
+                optimizer.state.clear()
+            if step == 8 and lane.number == 0:  # who stays is laid out anew
+                break
+            if step == 8:
+                optimizer.state[model[0].weight] = {}
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    assert_same(train)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.body(x))
+        return self.first(x), self.second(x)
+
+
+@pytest.mark.parametrize("before", [0, 7], ids=["from the start", "after steps of its own"])
+def test_a_head_that_is_used_at_times_counts_its_own_steps(before):
+    """Adam corrects its averages by the number of steps, which is each parameter's own."""
+
+    def train(lane):
+        model = TwoHeads().double()
+        optimizer = adam(model, lane.number)
+        losses = []
+        for step, rows in enumerate(batches(before + 12)):
+            if step == before:
+                model, optimizer = lane.prepare(model, optimizer)
+            optimizer.zero_grad()
+            first, second = model(DATA[rows])
+            loss = F.cross_entropy(first, LABELS[rows])
+            if step % 3 == 2 or step >= 7:
+                loss = loss + F.cross_entropy(second, LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    assert_same(train)
+
+
 def test_a_lane_that_rebuilds_its_model_while_another_leaves():
     def train(lane):
         number = lane.number

@@ -222,6 +222,7 @@ def _train(
     steps: int,
 ) -> _Trained:
     model.train()
+    masks = _generators(batches[0][0])
     first, output = _activations(model, batches[0][0], call)
     gradients: dict[str, float] = {}
     value = math.nan
@@ -239,6 +240,8 @@ def _train(
         value = float(found.detach())
         steps_s.append(time.perf_counter() - begun)
     zeros = {name for name, size in first.items() if size == 0 and name != OUTPUT}
+    for generator, state in masks:  # Other masks of dropout would be taken for movement.
+        generator.set_state(state)
     sizes, now = _activations(model, batches[0][0], call)
     if output is not None and now is not None and output.shape == now.shape and first[OUTPUT] > 0:
         # First outputs are random sums that shrink with the width, in a right model too: what counts is how they move.
@@ -246,6 +249,13 @@ def _train(
         made = [name for name, size in first.items() if size == first[OUTPUT]]  # the layer it comes from, too
         sizes |= dict.fromkeys(made, moved)
     return _Trained(sizes, gradients, value, steps_s, zeros)
+
+
+def _generators(inputs: Any) -> list[tuple[torch.Generator, Tensor]]:
+    """What a forward of these inputs draws from, with the states at present."""
+    found = [torch.default_generator]
+    found += [torch.cuda.default_generators[t.device.index or 0] for t in _tensors(inputs)[:1] if t.is_cuda]
+    return [(generator, generator.get_state()) for generator in found]
 
 
 @torch.no_grad()
@@ -277,8 +287,9 @@ def _activations(
         return hook
 
     for name, module in model.named_modules():
-        leaf = not any(True for _ in module.children()) or isinstance(module, nn.MultiheadAttention)
-        if name and leaf:
+        inner = [child for child, _ in module.named_children() if child != "parametrizations"]
+        leaf = not inner or isinstance(module, nn.MultiheadAttention)
+        if name and leaf and "parametrizations" not in name.split("."):  # whose outputs are weights
             hooks.append(module.register_forward_hook(watch(name)))
     try:
         output = call(model, inputs)

@@ -168,7 +168,7 @@ class Fusion:
         """Settings in which members differ (dropout rates) go into the template as one value per member."""
         self._numbers: list[tuple[nn.Module, str, Tensor, PerMember]] = []
         self._rates: list[tuple[nn.Module, str, PerMember]] = []
-        submodules = dict(self._template.named_modules())
+        submodules = dict(self._template.named_modules(remove_duplicate=False))
         differences = _differences(self._own)
         for path, facts in self._own[
             0
@@ -336,6 +336,14 @@ def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, st
                 theirs = other[path][name]
                 if (path, name) in found or _equal(value, theirs):
                     continue
+                if not name:
+                    where = path or "the model"
+                    raise Unsupported(
+                        f"members differ in the code of {where}, a {value.__name__}, or in the values from around it"
+                        if value.__qualname__ == theirs.__qualname__
+                        else f"members differ in {where}: a {value.__name__} in member 0, a {theirs.__name__} in "
+                        f"member {number}"
+                    )
                 where = f"{path}.{name}" if path else name
                 kind = facts[""]
                 if type(value) is not float or type(theirs) is not float:
@@ -360,15 +368,42 @@ def _equal(a: Any, b: Any) -> bool:
             return True
     except (RuntimeError, ValueError, TypeError):
         pass
+    if isinstance(a, type):
+        return _same_class(a, b)
     if callable(a) and hasattr(a, "__code__") and hasattr(b, "__code__"):
-        return bool(
-            a.__code__ is b.__code__
-            and a.__defaults__ == b.__defaults__
-            and [c.cell_contents for c in a.__closure__ or ()]
-            == [c.cell_contents for c in b.__closure__ or ()]
-        )
+        return _same_code(a, b, ())
     # Plain objects of one kind (a torch generator, a lock, a config) are compared by what they hold.
     return bool(getattr(a, "__dict__", None)) and vars(a) == vars(b)
+
+
+def _same_class(a: type, b: type) -> bool:
+    """Whether two classes are one, or what one ``class`` statement made when it ran twice (in every trial)."""
+    if a is b:
+        return True
+    named = (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
+    if not named or len(a.__bases__) != len(b.__bases__) or vars(a).keys() != vars(b).keys():
+        return False
+    if not all(_same_class(mine, theirs) for mine, theirs in zip(a.__bases__, b.__bases__, strict=True)):
+        return False
+    for name, mine in vars(a).items():
+        theirs = vars(b)[name]
+        for kind in ("__func__", "fget"):  # of class methods, static methods and properties
+            mine, theirs = getattr(mine, kind, mine), getattr(theirs, kind, theirs)
+        same = _same_code(mine, theirs, (a, b)) if hasattr(mine, "__code__") else _equal(mine, theirs)
+        if not same and name not in ("__dict__", "__weakref__"):
+            return False
+    return True
+
+
+def _same_code(a: Any, b: Any, owners: tuple[type, ...]) -> bool:
+    """Whether two functions do the same, with the same values from around them; ``owners``: their classes."""
+    if getattr(b, "__code__", None) != a.__code__ or a.__defaults__ != b.__defaults__:
+        return False
+    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
+    return a.__kwdefaults__ == b.__kwdefaults__ and all(
+        mine.cell_contents == theirs.cell_contents or (mine.cell_contents, theirs.cell_contents) == owners
+        for mine, theirs in cells
+    )
 
 
 def _reason(error: BaseException, numbers: Sequence[tuple[nn.Module, str, Tensor, PerMember]]) -> Exception:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +24,9 @@ from penstock.core.errors import Unsupported
 from penstock.model._fuse import Fusion, _attributes, _differences, _hooked
 from penstock.model._optimize import FusedOptimizer, group_names, release
 from penstock.model._stack import _same_tensors, detach
+from penstock.model._watch import DRAWS, generators, held_by, loose, odd, same, shared
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
-_STATE = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 Signature: TypeAlias = tuple[Any, ...]
 
 
@@ -160,8 +158,8 @@ class Member:
 
     def watch(self) -> None:
         """Remember how the model is: what changes it later is seen."""
-        self._facts = [_facts(sub) for sub in self._modules]
-        self._flags = tuple(facts["training"] for facts in self._facts)
+        self._facts = [held_by(sub) for sub in self._modules]
+        self._flags = tuple(held["training"] for held in self._facts)
 
     def stamp(self) -> tuple[int, int]:
         """Differs once the weights have changed."""
@@ -193,12 +191,12 @@ class Member:
         flags = tuple([sub.training for sub in self._modules])
         if flags != self._flags:
             self._flags = flags
-            for facts, flag in zip(self._facts, flags, strict=True):
-                facts["training"] = flag
+            for held, flag in zip(self._facts, flags, strict=True):
+                held["training"] = flag
         try:
-            for sub, facts in zip(self._modules, self._facts, strict=True):
-                if sub.__dict__ != facts:
-                    return f"a {type(sub).__name__} has been changed: {_odd(sub.__dict__, facts)}"
+            for sub, held in zip(self._modules, self._facts, strict=True):
+                if sub.__dict__ != held:
+                    return f"a {type(sub).__name__} has been changed: {odd(sub.__dict__, held)}"
         except (RuntimeError, ValueError, TypeError):
             return "an attribute of a layer has been changed"
         return None
@@ -432,7 +430,7 @@ class FusedLanes:
             self._flags = flags
             for sub, flag in zip(self._template, flags, strict=True):
                 sub.training = flag
-            self._facts = [_facts(sub) for sub in self._template]
+            self._facts = [held_by(sub) for sub in self._template]
 
     # ------------------------------------------------------------ backward
 
@@ -512,6 +510,9 @@ class FusedLanes:
 
     def _adopt(self) -> None:
         """Take over what members' optimizers have loaded or done by themselves, before views are put in its place."""
+        if self.optimizer.reason is None:
+            for member in self.members:
+                member.loaded = member.loaded or not self.optimizer.is_bound(member.number)
         loaded = [member for member in self.members if member.loaded and member.holds()]
         if loaded and self.optimizer.reason is None:
             self.optimizer.adopt([member.number for member in loaded])
@@ -597,22 +598,14 @@ class FusedLanes:
         template = list(fusion._template.modules())
         for sub, flag in zip(template, flags, strict=True):
             sub.training = flag
-        facts = [_facts(sub) for sub in template]
+        before = [held_by(sub) for sub in template]
         worst = 0.0
-        python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        words = None if numpy is None else numpy.random.get_state()[1:3]
+        drawn = generators()
         with torch.set_grad_enabled(grad), _casting(device, autocast):
             fused = pytree.tree_leaves(fusion(_caller(cut[0], real), *stacked))
-            _verify(fused, template, facts)
-            if python != random.getstate() or (
-                numpy is not None
-                and words is not None
-                and (words[1], *words[0]) != (numpy.random.get_state()[2], *numpy.random.get_state()[1])
-            ):
-                raise Unsupported(
-                    "the forward draws from Python's or numpy's generator, which members would share"
-                )
+            _verify(fused, template, before)
+            if drawn != generators():
+                raise Unsupported(DRAWS)
             backs = [
                 (at, torch.randn_like(leaf))
                 for at, leaf in enumerate(fused)
@@ -711,16 +704,13 @@ def _verify(leaves: Sequence[Any], template: Sequence[nn.Module], before: Sequen
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise Unsupported(f"the model returns a {type(leaf).__name__}, which can't be split into members")
-    for sub, facts in zip(template, before, strict=True):
-        try:
-            same = sub.__dict__ == facts
-        except (RuntimeError, ValueError, TypeError):
-            same = False
-        if not same:
-            odd = _odd(sub.__dict__, facts)
-            sub.__dict__.clear()
-            sub.__dict__.update({k: copy.copy(v) if _loose(k, v) else v for k, v in facts.items()})
-            raise Unsupported(f"the forward sets {odd} of a {type(sub).__name__}, which members would share")
+    for sub, held in zip(template, before, strict=True):
+        if same(sub.__dict__, held):
+            continue
+        key = odd(sub.__dict__, held)
+        sub.__dict__.clear()
+        sub.__dict__.update({k: copy.copy(v) if loose(k, v) else v for k, v in held.items()})
+        raise shared(sub, key)
 
 
 def _caller(call: Call, real: Sequence[int]) -> Callable[..., Any]:
@@ -752,26 +742,6 @@ def _casting(device: str, dtype: torch.dtype | None) -> Iterator[None]:
         return
     with torch.autocast(device, dtype=dtype):
         yield
-
-
-def _loose(key: str, value: Any) -> bool:
-    return type(value) in (list, dict, set) and key not in _STATE and not key.endswith("_hooks")
-
-
-def _facts(module: nn.Module) -> dict[str, Any]:
-    """What a layer holds, lists and the like copied: they are changed in place."""
-    return {key: copy.copy(value) if _loose(key, value) else value for key, value in vars(module).items()}
-
-
-def _odd(now: dict[str, Any], before: dict[str, Any]) -> str:
-    for key in now.keys() | before.keys():
-        a, b = now.get(key), before.get(key)
-        try:
-            if a is not b and not bool(a == b):
-                return key
-        except (RuntimeError, ValueError, TypeError):
-            return key
-    return "an attribute"
 
 
 def _size(x: Tensor) -> float:

@@ -254,6 +254,7 @@ class FusedOptimizer:
             self._kind, self.reason = None, str(error)
         self._runs: dict[tuple[bool, ...], list[_Run]] = {}
         self._used: tuple[bool, ...] | None = None
+        self._bound: list[list[tuple[nn.Parameter, dict[str, Any]]]] = []
         self._setup()
 
     def _setup(self) -> None:
@@ -459,14 +460,19 @@ class FusedOptimizer:
         """Which columns are updated together: those of a group, but for parameters that got no gradient."""
         found = self._runs.get(used)
         if found is None:
-            # Parameters that joined late have a count of their own: once that happens, each goes by itself.
-            alone = self._used is not None and self._used != used
+            # Parameters that joined late have a count of their own, and go by themselves.
+            counts = self.steps.t().tolist()
             found = []
             for number, slot in enumerate(self.stack.slots):
                 if not used[number]:
                     continue
                 last = found[-1] if found else None
-                if last is not None and last.group == slot.group and last.stop == slot.start and not alone:
+                if (
+                    last is not None
+                    and last.group == slot.group
+                    and last.stop == slot.start
+                    and counts[last.slot] == counts[number]
+                ):
                     found[-1] = _Run(last.start, slot.stop, slot.group, last.slot)
                 else:
                     found.append(_Run(slot.start, slot.stop, slot.group, number))
@@ -509,6 +515,7 @@ class FusedOptimizer:
         kind = self._kind
         if kind is None:
             return
+        self._bound = [[] for _ in self.optimizers]
         for member, optimizer in enumerate(self.optimizers):
             for number, slot in enumerate(self.stack.slots):
                 if not self.steps[member, number]:
@@ -520,7 +527,18 @@ class FusedOptimizer:
                         continue
                     own[name] = self.stack.view(rows[member], slot)
                 if own:
-                    optimizer.state[self.stack.parameter(member, slot)] = own
+                    p = self.stack.parameter(member, slot)
+                    optimizer.state[p] = own
+                    self._bound[member].append((p, dict(own)))
+
+    def is_bound(self, member: int) -> bool:
+        """Whether a member's optimizer still holds the views: whoever owns it may have reset its state."""
+        state = self.optimizers[member].state
+        for p, views in self._bound[member] if self._bound else ():
+            own = state.get(p, {})
+            if own.keys() != views.keys() or any(own[name] is not view for name, view in views.items()):
+                return False
+        return True
 
     def keep(self, members: Sequence[int]) -> list[torch.optim.Optimizer]:
         """Go on with these members, after the stack did; returns the others' optimizers, standing on their own."""

@@ -74,7 +74,7 @@ class Stack:
             raise Unsupported("the model has no parameters to train")
         dtype, device = next(iter(kinds))
         self._frozen = frozen
-        self._buffers = [name for name, _ in first.named_buffers(remove_duplicate=False)]
+        self._buffers = _buffer_names(first)
         self.flat = torch.empty((len(modules), column), dtype=dtype, device=device)
         self.others: dict[str, Tensor] = {}
         with torch.no_grad():
@@ -114,7 +114,7 @@ class Stack:
 
     def view(self, rows: Tensor, slot: Slot) -> Tensor:
         """The columns of ``slot`` in a tensor laid out like ``flat``, in the parameter's shape."""
-        return rows[..., slot.start : slot.stop].view(*rows.shape[:-1], *slot.shape)
+        return rows[..., slot.start : slot.stop].view((*rows.shape[:-1], *slot.shape))
 
     def parameter(self, member: int, slot: Slot) -> nn.Parameter:
         """A member's own parameter."""
@@ -181,6 +181,16 @@ def detach(module: nn.Module) -> None:
 def _buffer(module: nn.Module, name: str) -> Tensor:
     found: Tensor = module.get_buffer(name)
     return found
+
+
+def _buffer_names(module: nn.Module) -> list[str]:
+    """A name for each place of a buffer: a layer that is used under two names has one place."""
+    return [
+        f"{path}.{key}" if path else key
+        for path, sub in module.named_modules()
+        for key, buffer in sub._buffers.items()
+        if buffer is not None
+    ]
 
 
 def _names(module: nn.Module) -> list[tuple[nn.Parameter, tuple[str, ...]]]:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from penstock.core.errors import Unsupported
 from penstock.model._fuse import Fusion
 from penstock.model._optimize import FusedOptimizer
+from penstock.model._watch import DRAWS, generators, held_by, odd, same, settled, shared
 
 _TRIVIAL = frozenset({"detach", "alias"})
 _SHAPES = frozenset({"view", "_unsafe_view", "expand"})
@@ -112,6 +113,34 @@ class FusedStep:
             raise Unsupported(f"the loss must be one number per member, got shape {tuple(losses.shape[1:])}")
         return losses.detach(), fusion.gradients(losses)
 
+    def probe(self, inputs: Any, targets: Any, *, draws: bool = True) -> None:
+        """See whether forward and backward can be fused. Leaves no trace but what a forward keeps at its first call.
+
+        Members share one copy of the model's code and its attributes. A forward that counts its calls, or keeps a
+        state beside the buffers, would do so for all of them, and be recorded with the count of one moment. What it
+        keeps once and for all (a mask of a length, positions) is seen by a second look.
+
+        Args:
+            inputs: A batch.
+            targets: Its targets.
+            draws: Whether to look for draws from Python's and numpy's generators; no, where other threads draw.
+
+        Raises:
+            Unsupported: They can't.
+        """
+        modules = list(self.fusion._template.modules())
+        with self._aside():
+            for _ in range(2):
+                before, drawn = [held_by(module) for module in modules], generators()
+                self._differentiate(inputs, targets)
+                if draws and drawn != generators():
+                    raise Unsupported(DRAWS)
+                if settled(modules, before):
+                    return
+            for module, held in zip(modules, before, strict=True):
+                if not same(module.__dict__, held):
+                    raise shared(module, odd(module.__dict__, held))
+
     # ------------------------------------------------------------ recording
 
     def forget(self) -> None:
@@ -137,6 +166,7 @@ class FusedStep:
             wanted = tuple(draws.wanted)
             masks = [draws.draw(each) for each in wanted]
             used = tuple(g is not None for g in gradients)
+            self.optimizer.runs(used)  # asks for the counts of steps, which a recording does not know
             del gradients
             graphs = []
             for _ in range(1 if self.steady else 2):  # what differs between two recordings can't be replayed

@@ -311,8 +311,8 @@ class _Group:
             trainer._check_loss(own, self.task.forward or _forward)
         before = random_state(trainer.device)
         try:
-            with self.step._aside():
-                self.step._differentiate(inputs, targets)
+            # A thread that fetches samples may draw for them meanwhile.
+            self.step.probe(inputs, targets, draws=isinstance(trainer.data.train, Preloaded))
         except Unsupported as error:
             cause = error.__cause__
             raise _Refused(str(error), memory=cause is not None and _is_memory(cause)) from error
@@ -489,7 +489,7 @@ def _likeness(trainer: Trainer) -> tuple[Any, ...]:
         id(trainer.task),
         trainer.batch_size,
         str(trainer.device),
-        type(trainer.model),
+        type(trainer.model).__qualname__,  # not the class: one that the factory defines is another every time
         parameters,
         type(trainer.optimizer),
         flags,

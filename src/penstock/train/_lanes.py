@@ -288,6 +288,9 @@ def _unfit(member: Member) -> str | None:
         return "it has got another parameter group"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return "it has step hooks"
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if len(held) != sum(member.used()):
+        return "it trains other parameters than before"
     if any(p.grad is not None and p.grad.layout is not torch.strided for p in member.parameters):
         return "gradients are sparse"
     return None
