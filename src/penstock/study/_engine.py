@@ -345,7 +345,7 @@ class Engine:
     def plan(
         self, free: Sequence[Free], time_s: float = 0.0, most: int | None = None
     ) -> tuple[Placement, ...]:
-        """What to launch now, ``most`` segments where a planner could make more of what is free; it leaves the queue."""
+        """What to launch now; it leaves the queue. A planner that looks ahead sees ``most`` segments at most."""
         if self._ledger is not None:
             return self._plan_ahead(self._ledger, free, time_s, most)
         moved = self._moved() if self._moves else ()
