@@ -53,6 +53,9 @@ from penstock.study._ledger import Foresight, Ledger
 
 _AHEAD = 16  # a planner sees so many trials ahead for each one that fits; the rest only queues
 
+TRIALS = "budget_of_trials"
+"""The topic of notes that the budget of trials was raised: ``trials``, or None for no limit."""
+
 LOST_RETRIES = 3
 """How often a segment is run again whose worker died through no fault of the training function."""
 
@@ -195,6 +198,9 @@ class Engine:
                 self.setup.scheduler.heard(event)
             case Noted():
                 self.setup.scheduler.heard(event)
+                if event.topic == TRIALS:
+                    over = {record.id for record in self.state.trials.values() if record.status.is_end}
+                    self.setup.scheduler.reopen(over)
             case Started():
                 self.running[event.trial] = self.state.trials[event.trial].segment
                 self._member_of[event.trial] = event.fused
@@ -603,6 +609,16 @@ class Engine:
         self.queue.clear()
         if self._ledger is not None:
             self._ledger.clear()
+
+    def raised(self, before: int | None, time_s: float) -> Noted | None:
+        """After a replay: the note that there may be more trials than in the last session; ``before``: in the first."""
+        for note in self.state.notes:
+            if note.topic == TRIALS:
+                before = note.data["trials"]
+        limit = self.setup.budget.trials
+        if before is None or (limit is not None and limit <= before):
+            return None
+        return Noted(time_s, TRIALS, {"trials": limit})
 
     def requeue(self) -> None:
         """After a replay and the new session's first event: queue what is unfinished, oldest first."""
