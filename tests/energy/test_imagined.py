@@ -112,3 +112,30 @@ def test_what_cannot_be_is_refused():
             executor=pk.Simulated(1),
             meter=pk.SimulatedGpus(load),
         )
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["raises", "worker dies"])
+def test_an_epoch_that_fails_is_drawn_too(dies):
+    """Every simulated second of a device is in the joules, whether or not its epoch came to a report."""
+
+    def fails(run):
+        for epoch in run.epochs():
+            if epoch == 2 and not dies:
+                raise ValueError("in the third epoch")
+            run.report(loss=1.0)
+
+    study = pk.Study(
+        fails,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.Full(trials=1, epochs=4),
+        executor=pk.Simulated(
+            1,
+            seconds=40.0,
+            power=pk.SimulatedGpus(load),
+            failure=lambda trial, epoch, attempt: dies and epoch == 2 and attempt == 0,
+        ),
+        store=False,
+    ).run()
+    assert study.trials[0].busy_s == pytest.approx((7 if dies else 3) * V100.epoch_s(LOAD, 250.0))
+    assert study.energy.joules == pytest.approx(study.trials[0].busy_s * V100.power_w(LOAD, 250.0))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import InvalidInput, StoreError, StoreLocked, StoreUnwritable
-from penstock.store import Store, open_store
+from penstock.store import Store, _postgres, open_store
 from penstock.testing.postgres import PostgresServer
 from penstock.testing.stores import numbered
 
@@ -205,8 +205,9 @@ def test_a_lost_lock_is_noticed(postgres_url: str, postgres: PostgresServer) -> 
 
 
 @pytest.mark.faults
-def test_a_crashed_server(postgres_url: str, postgres: PostgresServer) -> None:
+def test_a_crashed_server(postgres_url: str, postgres: PostgresServer, monkeypatch: Any) -> None:
     """While it is down an append fails in words; what was acknowledged survives the crash, and it goes on."""
+    monkeypatch.setattr(_postgres, "_AWAY_S", 0.0)
     store, study = started(postgres_url)
     postgres.stop(mode="immediate")
     try:
@@ -219,6 +220,23 @@ def test_a_crashed_server(postgres_url: str, postgres: PostgresServer) -> None:
     store.append(study, numbered(10, 20))
     assert [event for _, event in store.read(study)] == numbered(0, 20)
     store.close()
+
+
+@pytest.mark.faults
+def test_a_restarted_server_is_waited_for(postgres_url: str, postgres: PostgresServer) -> None:
+    """It is away for a while in the middle of a study: who writes waits, and writes once and under its lock."""
+    store, study = started(postgres_url)
+    postgres.stop(mode="fast")
+    back = threading.Timer(1.0, postgres.start)
+    back.start()
+    try:
+        store.append(study, numbered(10, 20))
+        assert [event for _, event in store.read(study)] == numbered(0, 20)
+        with open_store(postgres_url, write=True) as other, pytest.raises(StoreLocked):
+            other.lock(study)
+    finally:
+        back.join()
+        store.close()
 
 
 @pytest.mark.faults
@@ -252,8 +270,11 @@ def test_a_lost_answer_to_a_commit(proxy: Proxy, proxied: str) -> None:
 
 
 @pytest.mark.faults
-def test_a_lost_answer_and_no_way_back(proxy: Proxy, proxied: str, postgres_url: str) -> None:
+def test_a_lost_answer_and_no_way_back(
+    proxy: Proxy, proxied: str, postgres_url: str, monkeypatch: Any
+) -> None:
     """The batch lands but the caller hears that it failed: when it tries again, nothing is there twice."""
+    monkeypatch.setattr(_postgres, "_AWAY_S", 0.0)
     store, study = started(proxied)
 
     def last_request(request: bytes) -> bool:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock.core.errors import InvalidInput
+from penstock.energy import Load, SimulatedGpus
+from penstock.store import open_store
 
 EPOCH_S = 0.15
 
@@ -109,12 +111,19 @@ class JoulesOf:
     share=st.floats(0, 1),
     even=st.booleans(),
     scheduler=st.sampled_from(["none", "asha", "full", "halving"]),
+    fluid=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_all_trials_together_cross_an_energy_budget_by_one_epoch(devices, most, share, even, scheduler, seed):
+def test_all_trials_together_cross_an_energy_budget_by_one_epoch(
+    devices, most, share, even, scheduler, fluid, seed
+):
     """Whatever runs on however many devices: at most the limit and one epoch of the costliest trial is drawn."""
     limit_j = most + share * 60  # at least an epoch: what the first one costs is known when it is over
-    executor = pk.Simulated(devices=devices, seconds=1.0 if even else lambda config, epoch: 0.5 + config["x"])
+    executor = pk.Simulated(
+        devices=devices,
+        seconds=1.0 if even else lambda config, epoch: 0.5 + config["x"],
+        overhead=pk.Overhead(alpha=1.2, beta=1.2, max_sharing=3, max_devices=2) if fluid else None,
+    )
     open_ = executor.open
     executor.open = lambda job: open_(
         dataclasses.replace(job, options={**job.options, "make_meter": JoulesOf(1.0, most)})
@@ -130,6 +139,7 @@ def test_all_trials_together_cross_an_energy_budget_by_one_epoch(devices, most, 
             "halving": lambda: pk.Halving(max_epochs=9, min_epochs=1, eta=3, trials=27),
         }[scheduler](),
         executor=executor,
+        planner=pk.Fluid() if fluid else None,
         store=False,
         seed=seed,
         budget=pk.Budget(energy_wh=limit_j / 3600),
@@ -138,7 +148,7 @@ def test_all_trials_together_cross_an_energy_budget_by_one_epoch(devices, most, 
     assert study.energy.joules <= limit_j + max(epochs) + 1e-6
     assert study.state.closed.reason in ("budget", "finished")
     if study.state.closed.reason == "budget":  # and what there was is used
-        assert study.energy.joules >= limit_j - devices * max(epochs)
+        assert study.energy.joules >= limit_j - devices * (3 if fluid else 1) * max(epochs)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -235,3 +245,24 @@ def test_a_study_tells_its_footprint_and_flags_the_world_average(tmp_path):
     assert "(estimated)" in str(study)
     assert study.summary()["grid"]["assumed"]
     assert study.summary()["cost"] is None
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_fused_groups_cross_an_energy_budget_by_the_epoch_of_one(devices, tmp_path):
+    """Groups of four on several devices: the first epoch of one group tells what the others will cost."""
+    draws = SimulatedGpus(lambda config: Load(epoch_s=10.0, duty=0.5, peak_w=200.0, light_w=50.0))
+    study = pk.Study(
+        many_epochs,
+        {"x": pk.Float(0, 1)},
+        minimize="loss",
+        sampler=pk.Random(),
+        scheduler=pk.Full(trials=32, epochs=8),
+        executor=pk.Simulated(devices, seconds=10.0, fused=1.0, power=draws),
+        fuse=4,
+        store=tmp_path / "study.db",
+        budget=pk.Budget(energy_wh=3.0),
+    ).run()
+    dearest = max(report.energy.wh for record in study.trials for report in record.reports)
+    with open_store(tmp_path / "study.db", write=False) as store:
+        assert any(len(getattr(event, "fused", ())) == 4 for _, event in store.read(store.find().id))
+    assert 3.0 - 4 * devices * dearest <= study.energy.wh <= 3.0 + 4 * dearest + 1e-9

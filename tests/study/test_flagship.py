@@ -132,14 +132,14 @@ def best_limit_w(config):
 
 
 def test_in_simulation_a_killed_study_ends_as_one_that_was_not(known, shelf):
-    whole = flagship.study("simulated", shelf / "whole.db", known, **SMALL).run()
+    whole = flagship.study("simulated", shelf / "whole.db", known, max_epochs=9).run()
     sound(whole)
     fused = [event.fused for event in _events(shelf / "whole.db") if getattr(event, "fused", ())]
     assert fused, "no trials were fused"
     profiles = [note.data for note in whole.state.notes if note.topic == "power_profile"]
     assert profiles
     assert all(profile["energy_saved"] > 0.1 for profile in profiles)
-    kill_in_the_middle("simulated", shelf, shelf / "killed.db", whole.state.epochs // 2, **SMALL)
+    kill_in_the_middle("simulated", shelf, shelf / "killed.db", whole.state.epochs // 2, max_epochs=9)
     left = flagship.unfinished(shelf / "killed.db")  # as the example does when it is run again
     assert 0 < left.state.epochs < whole.state.epochs
     resumed = left.run()

@@ -121,6 +121,55 @@ def test_budgets_end_a_study_within_an_epoch(budget, check):
     assert done.state.counts.running == 0
 
 
+@pytest.mark.parametrize("sampler", [pk.Random, pk.TPE])
+@pytest.mark.parametrize(
+    "first", [3, 4, 8]
+)  # with four devices, trials run out within a group or between two
+@pytest.mark.parametrize(
+    ("scheduler", "all_trials"),
+    [
+        (lambda: pk.Full(), 40),
+        (lambda: pk.Full(trials=11), 11),
+        (lambda: pk.Halving(max_epochs=9), 9),
+        (lambda: pk.Hyperband(max_epochs=9), 17),
+        (lambda: pk.ASHA(max_epochs=9, trials=None), 40),
+        (lambda: pk.ASHA(max_epochs=9, trials=11), 11),
+    ],
+    ids=["full", "full 11", "halving", "hyperband", "asha", "asha 11"],
+)
+def test_a_larger_budget_of_trials_brings_more_of_them(tmp_path, scheduler, all_trials, first, sampler):
+    """Raised twice: each time as many as allowed and planned, and who was given up stays as it was."""
+    path = tmp_path / "s.db"
+    done = study(
+        scheduler=scheduler(), sampler=sampler(), budget=pk.Budget(trials=first, epochs=1000), store=path
+    ).run()
+    for limit in (first + 3, 40):
+        over = [(t.id, t.config, t.epoch) for t in done.trials]
+        done = pk.Study.load(path, budget=pk.Budget(trials=limit)).run()
+        assert len(done.trials) == min(limit, all_trials)
+        assert [(t.id, t.config, t.epoch) for t in done.trials][: len(over)] == over
+        assert all(t.status.is_end for t in done.trials)
+        assert done.state.closed.reason == "finished"
+    again = pk.Study.load(path, budget=pk.Budget(trials=40)).run()  # there is nothing left to do
+    assert len(again.state.sessions) == len(done.state.sessions)
+
+
+def test_more_trials_are_those_of_a_study_that_was_allowed_them_at_once(tmp_path):
+    path = tmp_path / "s.db"
+    study(scheduler=pk.Full(epochs=9), budget=pk.Budget(trials=3), store=path).run()
+    more = pk.Study.load(path, budget=pk.Budget(trials=7)).run()
+    plain = study(scheduler=pk.Full(epochs=9), budget=pk.Budget(trials=7)).run()
+    assert [(t.config, t.seed) for t in more.trials] == [(t.config, t.seed) for t in plain.trials]
+
+
+def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys):
+    path = tmp_path / "s.db"
+    make = dict(scheduler=pk.PBT(population=6, max_epochs=4, interval=2), store=path)
+    study(budget=pk.Budget(trials=3), **make).run()
+    assert len(pk.Study.load(path, budget=pk.Budget(trials=6)).run().trials) == 3
+    assert "no more trials" in capsys.readouterr().err
+
+
 def test_a_study_that_ran_out_of_budget_goes_on_with_a_larger_one(tmp_path):
     path = tmp_path / "s.db"
     make = dict(scheduler=pk.Full(trials=12, epochs=9), store=path)

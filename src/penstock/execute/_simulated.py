@@ -619,12 +619,13 @@ class Simulated(Executor):
         if self.overhead is not None:
             for member in flight.members:
                 member.took_s = (now_s - flight.begun_s) / max(1, going)
+        drawn_j = 0.0
         if flight.draw is not None:
             devices = sum(share.fraction for share in flight.shares)
             drawn_j = flight.draw.energy_j(devices, now_s - flight.begun_s)
-            for member in flight.members:
-                member.drawn_j = drawn_j / max(1, going)
             flight.draw = None
+        for member in flight.members:
+            member.drawn_j = drawn_j / max(1, going)
         if self._fleet is not None:
             self._events += [Noted(now_s, "power_profile", data) for data in self._fleet.news(now_s)]
         for member in flight.members:
@@ -633,7 +634,13 @@ class Simulated(Executor):
                 continue
             if flight.verdict:
                 member.ended = Ended(
-                    now_s, trial, TrialStatus.FAILED, member.epoch, flight.verdict, lost=flight.lost
+                    now_s,
+                    trial,
+                    TrialStatus.FAILED,
+                    member.epoch,
+                    flight.verdict,
+                    lost=flight.lost,
+                    energy=self._untold(member, None),
                 )
                 continue
             self._tell(member, step, now_s)
@@ -652,15 +659,16 @@ class Simulated(Executor):
     def _tell(self, member: _Member, step: _Step, now_s: float) -> None:
         trial, end = member.segment.trial.id, step.end
         for epoch, metrics, _, energy in step.reports:
-            drawn = None if energy is None else measurement(*energy)
-            if drawn is None and self._fleet is not None:
-                drawn = Measurement(member.drawn_j / len(step.reports), "J", Source.SIMULATED)
-            self._events.append(Reported(now_s, trial, epoch, metrics, member.took_s, drawn))
+            joules = None if energy is None else measurement(*energy)
+            if joules is None and self._fleet is not None:
+                joules = Measurement(member.drawn_j / len(step.reports), "J", Source.SIMULATED)
+            self._events.append(Reported(now_s, trial, epoch, metrics, member.took_s, joules))
             member.epoch = max(member.epoch, epoch)
         for epoch, path in step.saved:
             self._events.append(Saved(now_s, trial, epoch, path))
             member.paths.append((epoch, path))
         told = member.stop
+        drawn = _drawn(end) if step.reports else self._untold(member, end)
         failed = end is not None and end.status == TrialStatus.FAILED
         if told is not None and (step.reports or end is not None) and not failed:
             reason, keep = told
@@ -668,13 +676,11 @@ class Simulated(Executor):
                 member.segment.until is not None and end is not None and end.epoch >= member.segment.until
             )
             if not keep:
-                member.ended = Ended(
-                    now_s, trial, TrialStatus.STOPPED, member.epoch, reason, energy=_drawn(end)
-                )
+                member.ended = Ended(now_s, trial, TrialStatus.STOPPED, member.epoch, reason, energy=drawn)
                 return
             if not at_end:
                 member.ended = Ended(
-                    now_s, trial, TrialStatus.PAUSED, member.epoch, reason, kept=True, energy=_drawn(end)
+                    now_s, trial, TrialStatus.PAUSED, member.epoch, reason, kept=True, energy=drawn
                 )
                 return
         if end is not None:
@@ -686,8 +692,16 @@ class Simulated(Executor):
                 end.reason,
                 end.error,
                 kept=end.kept,
-                energy=_drawn(end),
+                energy=drawn,
             )
+
+    def _untold(self, member: _Member, end: End | None) -> Measurement | None:
+        """What a step without a report drew, which its end has to tell: an epoch that fails is spent, too."""
+        drawn = _drawn(end)
+        if self._fleet is None or not member.drawn_j:
+            return drawn
+        step = Measurement(member.drawn_j, "J", Source.SIMULATED)
+        return step if drawn is None else drawn + step
 
     def _finish(self, member: _Member, now_s: float) -> None:
         ended, trial = member.ended, member.segment.trial.id

@@ -33,8 +33,8 @@ class Budget:
         epochs: How many epochs may be trained, over all trials.
         time_s: Wall time, over all sessions of the study.
         energy_wh: Energy in watt-hours. With such a limit, in CO2e or money too, all trials together go beyond it by
-            one epoch at most. So the first epoch of a study runs alone, to tell what one costs, and near the limit
-            fewer trials run at a time.
+            one epoch at most (of a fused group, where trials are fused). So the first epoch of a study runs alone, to
+            tell what one costs, and near the limit fewer trials run at a time.
         co2_g: Emissions in grams of CO2e.
         cost: Money, in the currency of the price per kWh.
         finish: Whether what runs when the budget is used up may finish its training; no other is begun.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias, final
 
 from penstock.core import Segment, Trial, TrialGroup, TrialStatus, Values
@@ -35,6 +35,8 @@ class ASHA(Scheduler):
         brackets: With more than one, trials are dealt out among brackets that begin at the first, second ...
             rung, in the proportions of Hyperband: asynchronous Hyperband.
     """
+
+    extends = True
 
     def __init__(
         self,
@@ -129,6 +131,14 @@ class ASHA(Scheduler):
             bracket.rungs[rung].add(trial, outcome.rankable, outcome.status is TrialStatus.PAUSED)
         if self._exhausted and not self._running:
             self._finish_if_over()
+
+    def reopen(self, over: Collection[int]) -> None:
+        """Go on to the number of trials; those that were dropped keep their ranks, but are not promoted any more."""
+        if self._proposed != self.trials:
+            self._exhausted = self._finished = False
+        for bracket in self._open:
+            for rung in bracket.rungs:
+                rung.give_up(over)
 
     def _finish_if_over(self) -> None:
         over = self._exhausted and not self._running and not self._finished
@@ -263,6 +273,15 @@ class _Rung:
         if trial.id in self._all:
             self._all[trial.id] = trial, self._all[trial.id][1], False
         return trial
+
+    def give_up(self, over: Collection[int]) -> None:
+        """Never promote these."""
+        for trial in self._all.keys() & over:
+            self._all[trial] = *self._all[trial][:2], False
+        for key, _ in (entry for entry in self._heap if entry[1].id in over):
+            insort(self._others, key)
+        self._heap = [entry for entry in self._heap if entry[1].id not in over]
+        heapq.heapify(self._heap)
 
     @property
     def waiting(self) -> list[int]:

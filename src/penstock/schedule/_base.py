@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -87,11 +87,13 @@ class Scheduler(ABC):
         max_epochs: The largest budget a trial can get, None if the training function decides.
         synchronous: Whether rungs are compared when they are complete, so that who goes on does not depend on how
             many trials run at once.
+        extends: Whether ``reopen`` brings more trials.
     """
 
     sampler: object | None = None
     max_epochs: int | None = None
     synchronous: bool = False
+    extends: bool = False
 
     @abstractmethod
     def start(self, rules: Rules) -> None:
@@ -125,6 +127,14 @@ class Scheduler(ABC):
 
     def heard(self, event: Reported | Noted) -> None:
         """A report or a note, for schedulers that look at more than how segments end."""
+        return None
+
+    def reopen(self, over: Collection[int]) -> None:
+        """There may be new trials again after ``propose`` came back short: the study's budget of them was raised.
+
+        Args:
+            over: Trials that get no further segment, those that were dropped included.
+        """
         return None
 
     @property

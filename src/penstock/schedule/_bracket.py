@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeAlias, final
 
 from penstock.core import Segment, Trial, TrialGroup, TrialStatus, Values
@@ -99,6 +100,12 @@ class Bracket:
         group = self._hand_out(new, 0) if new else None
         return group, exhausted
 
+    @property
+    def missing(self) -> list[Course]:
+        """What was not proposed of it, as a bracket of its own."""
+        count = self._course.trials - len(self._trials)
+        return [replace(self._course, name=f"more of {self._course.name}", trials=count)] if count else []
+
     def _hand_out(self, trials: Sequence[Trial], start: int) -> TrialGroup:
         self._running += len(trials)
         last = self.rung == len(self._table) - 1
@@ -155,6 +162,7 @@ class Brackets:
         self._courses = courses
         self._rules = rules
         self._upcoming = next(courses, None)
+        self._left: list[Course] = []  # when trials ran out: what was not begun
         self._filling: tuple[int, Bracket] | None = None  # the bracket whose first rung is being handed out
         self._open: dict[int, Bracket] = {}
         self._ready: list[int] = []  # heap of brackets whose rung is over, the oldest first
@@ -187,6 +195,7 @@ class Brackets:
             if not bracket.to_propose:
                 self._filling = None
             if exhausted:
+                self._left = [*bracket.missing, *([] if self._upcoming is None else [self._upcoming])]
                 self._upcoming = None
             if bracket.closed:
                 del self._open[number]
@@ -213,6 +222,13 @@ class Brackets:
         if bracket.rung_over:
             heapq.heappush(self._ready, number)
 
+    def reopen(self) -> None:
+        """Begin what was left when trials ran out."""
+        self._courses = chain(self._left, self._courses)
+        self._left = []
+        if self._upcoming is None:
+            self._upcoming = next(self._courses, None)
+
     def drops(self) -> Sequence[int]:
         """Trials given up since the last call."""
         dropped, self._dropped = self._dropped, []
@@ -228,6 +244,7 @@ class Bracketed(Scheduler):
     """A scheduler that runs brackets."""
 
     synchronous = True
+    extends = True
 
     _brackets: Brackets | None = None
 
@@ -252,6 +269,11 @@ class Bracketed(Scheduler):
         """A segment is over."""
         if self._brackets is not None:
             self._brackets.ended(outcome)
+
+    def reopen(self, over: Collection[int]) -> None:
+        """Go on with what is missing of the bracket that came short, and the brackets after it."""
+        if self._brackets is not None:
+            self._brackets.reopen()
 
     def drops(self) -> Sequence[int]:
         """The trials that were not among the best of their rung."""

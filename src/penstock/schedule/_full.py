@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 from penstock.core import Segment, TrialGroup
@@ -22,6 +22,8 @@ class Full(Scheduler):
         epochs: Budget of each trial; None: the training function decides.
         sampler: A Sampler for this scheduler; None: the study's.
     """
+
+    extends = True
 
     def __init__(
         self, trials: int | None = None, epochs: int | None = None, sampler: object | None = None
@@ -58,6 +60,10 @@ class Full(Scheduler):
         if not trials:
             return None
         return TrialGroup(tuple(Segment(trial, until=self.max_epochs) for trial in trials), label="full")
+
+    def reopen(self, over: Collection[int]) -> None:
+        """Go on to the number of trials."""
+        self._exhausted = self._handed == self.trials
 
     def ended(self, outcome: Outcome) -> None:
         """Nothing depends on it."""

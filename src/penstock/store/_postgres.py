@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _CONNECT_S = 10
 _SETTLE_S = 10.0  # how long the server may take to end our own lost session
+_AWAY_S = 60.0  # how long a server that was there may be away: a restart or a failover must not end a study
+_KNOCK_S = 0.1
 
 # One statement, one round trip, in its own transaction: the rows go in only if the head was ours to move. They go
 # as one JSON text, which Python makes several times faster than the driver makes arrays.
@@ -52,7 +54,7 @@ class PostgresBackend(Backend):
 
     The session holds the advisory locks of the studies it writes. If it is lost, what it was doing is tried once
     more on a new session that took the locks again: by then the old one is over, so the head of the study tells
-    whether a batch landed.
+    whether a batch landed. Whoever writes waits a minute for a server that is gone, for it may only be restarted.
     """
 
     def __init__(self, url: str, *, write: bool) -> None:
@@ -103,7 +105,7 @@ class PostgresBackend(Backend):
 
     def lock(self, study: int) -> None:
         """Take the study's advisory lock for the session."""
-        self._session_call(lambda connection: self._take(connection, study, lost=0))
+        self._session_call(lambda connection: self._take(connection, study, lost=set()))
         self._locks[study] = None
 
     def append(self, study: int, before: tuple[int, int], rows: Sequence[Row]) -> bool:
@@ -163,30 +165,45 @@ class PostgresBackend(Backend):
         """The session, made anew with its locks where it was lost."""
         if self._connection is not None:
             return self._connection
+        # Where there was none before, an error is the user's to hear at once: a wrong URL, say.
+        until_s = time.monotonic() + (_AWAY_S if self._write and self._session else 0.0)
+        lost = {self._session} - {0}
+        self._session_lost = self._session
+        while True:
+            try:
+                connection = self._new_session(lost)
+                break
+            except sa.exc.DBAPIError as error:
+                if time.monotonic() >= until_s or not isinstance(error, sa.exc.OperationalError):
+                    raise self._words(error) from None
+                time.sleep(_KNOCK_S)
+        self._connection = connection
+        _open_backends.add(self)
+        return connection
+
+    def _new_session(self, lost: set[int]) -> sa.Connection:
+        """A session with the locks of those that were ``lost``, to which it belongs if it is lost on the way."""
         try:
             connection = self._engine.connect()
-        except sa.exc.DBAPIError as error:
-            raise self._words(error) from None
+        except sa.exc.DBAPIError:
+            raise
         except sa.exc.SQLAlchemyError as error:
             raise StoreError(f"{self.url} can't be opened: {self._scrub(error)}.") from None
         try:
-            self._session_lost = self._session
-            self._session = int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+            session = int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+            before = set(lost)
+            lost.add(session)
             if self._write:
                 self._durable(connection)
             else:
                 connection.exec_driver_sql("SET default_transaction_read_only = on")
             for study in self._locks:
-                self._take(connection, study, lost=self._session_lost)
-        except sa.exc.DBAPIError as error:
+                self._take(connection, study, lost=before)
+        except BaseException:
             with suppress(sa.exc.SQLAlchemyError):
                 connection.close()
-            raise self._words(error) from None
-        except BaseException:
-            connection.close()
             raise
-        self._connection = connection
-        _open_backends.add(self)
+        self._session = session
         return connection
 
     def _durable(self, connection: sa.Connection) -> None:
@@ -209,16 +226,16 @@ class PostgresBackend(Backend):
         schema = connection.exec_driver_sql("SELECT current_schema()").scalar()
         return zlib.crc32(f"penstock {schema}".encode()) - (1 << 31)
 
-    def _take(self, connection: sa.Connection, study: int, *, lost: int) -> None:
+    def _take(self, connection: sa.Connection, study: int, *, lost: set[int]) -> None:
         key = (self._lock_class(connection), study)
         until_s = time.monotonic() + _SETTLE_S
         while not connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s, %s)", key).scalar():
             holder = connection.exec_driver_sql(_HOLDER, key).first()
             if holder is None:
                 continue  # released between the two statements
-            if lost and holder[0] == lost and time.monotonic() < until_s:
+            if holder[0] in lost and time.monotonic() < until_s:
                 # Our own session, whose end the server hasn't noticed. It may be in the middle of a commit.
-                connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (lost,))
+                connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (holder[0],))
                 time.sleep(0.05)
                 continue
             raise StoreLocked(

@@ -34,7 +34,7 @@ class Allowance:
     epoch it is in and with the one it will begin before it could be stopped. While all of that fits, everything runs as
     it would without a limit. Then, one trial may cross the limit, and the others end with their present epoch.
 
-    The first epoch of a study runs alone: it tells what an epoch costs.
+    The first epoch of a study runs alone: it tells what an epoch costs. Fused trials count as one: they begin together.
 
     Args:
         limit_j: The limit.
@@ -110,7 +110,7 @@ class Allowance:
         return stopped
 
     def within(
-        self, free: Sequence[Free], running: Mapping[int, Segment], units: int, width: float
+        self, free: Sequence[Free], running: Mapping[int, Segment], units: int, width: float, group: int = 1
     ) -> tuple[Sequence[Free], bool]:
         """What of the free devices may be used now, and whether to ask again once it is.
 
@@ -119,6 +119,7 @@ class Allowance:
             running: What runs.
             units: How many trials could start on it.
             width: Devices per trial.
+            group: How many trials start as one, fused: their epoch is one.
         """
         if not self._known:
             return ((), False) if running else (_one(free, width), False)
@@ -126,7 +127,7 @@ class Allowance:
         each_j = 2 * _DEARER * self._dearest_j  # an epoch, and the one it begins before it could be stopped
         if soon_j + units * each_j < self._limit_j:
             return free, False
-        if running and soon_j + each_j >= self._limit_j:
+        if running and soon_j + group * each_j >= self._limit_j:
             return (), False
         return _one(free, width), True
 

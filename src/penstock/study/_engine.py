@@ -53,6 +53,9 @@ from penstock.study._ledger import Foresight, Ledger
 
 _AHEAD = 16  # a planner sees so many trials ahead for each one that fits; the rest only queues
 
+TRIALS = "budget_of_trials"
+"""The topic of notes that the budget of trials was raised: ``trials``, or None for no limit."""
+
 LOST_RETRIES = 3
 """How often a segment is run again whose worker died through no fault of the training function."""
 
@@ -195,6 +198,9 @@ class Engine:
                 self.setup.scheduler.heard(event)
             case Noted():
                 self.setup.scheduler.heard(event)
+                if event.topic == TRIALS:
+                    over = {record.id for record in self.state.trials.values() if record.status.is_end}
+                    self.setup.scheduler.reopen(over)
             case Started():
                 self.running[event.trial] = self.state.trials[event.trial].segment
                 self._member_of[event.trial] = event.fused
@@ -342,10 +348,12 @@ class Engine:
             yield event
         self._hear_drops()
 
-    def plan(self, free: Sequence[Free], time_s: float = 0.0) -> tuple[Placement, ...]:
-        """What to launch now; it leaves the queue."""
+    def plan(
+        self, free: Sequence[Free], time_s: float = 0.0, most: int | None = None
+    ) -> tuple[Placement, ...]:
+        """What to launch now; it leaves the queue. A planner that looks ahead sees ``most`` segments at most."""
         if self._ledger is not None:
-            return self._plan_ahead(self._ledger, free, time_s)
+            return self._plan_ahead(self._ledger, free, time_s, most)
         moved = self._moved() if self._moves else ()
         free = self._unkept(free)
         if not self.queue or not free:
@@ -414,9 +422,13 @@ class Engine:
             found.append(Running(Placement(tuple(self.running[t] for t in live), shares)))
         return found
 
-    def _plan_ahead(self, ledger: Ledger, free: Sequence[Free], time_s: float) -> tuple[Placement, ...]:
+    def _plan_ahead(
+        self, ledger: Ledger, free: Sequence[Free], time_s: float, most: int | None
+    ) -> tuple[Placement, ...]:
         """The same for a planner that also looks at what runs and at how long everything takes."""
         ledger.news = False
+        if most == 0:
+            return ()  # nor does anything make room for who may not start
         if self.queue:
             if not free and not ledger.wide:
                 return ()
@@ -425,8 +437,8 @@ class Engine:
         if ledger.version != self._looked_at:
             self._looked_at = ledger.version
             self.queue = deque(ledger.expect(placement) for placement in self.queue)
-        most = _AHEAD * max(1, len(ledger.devices)) * ledger.foresight.overhead.max_sharing
-        waiting = tuple(islice(self.queue, most))
+        seen = _AHEAD * max(1, len(ledger.devices)) * ledger.foresight.overhead.max_sharing
+        waiting = tuple(islice(self.queue, seen if most is None else min(seen, most)))
         plan = Plan(waiting, tuple(free), running=ledger.running(time_s, self._ranks), devices=ledger.devices)
         for step in self.setup.planner:
             plan = step(plan)
@@ -494,6 +506,20 @@ class Engine:
             return units
         expected = self.setup.scheduler.expected or self.setup.budget.trials
         return ahead(units, len(self.queue), len(self.running), self._next_trial, expected)
+
+    def room(self, free: Sequence[Free]) -> int:
+        """How many segments could start on what is free, fused or side by side."""
+        if self._ledger is None:
+            return self._room(free)
+        self._ledger.saw(free)
+        beside = self._ledger.concurrency() - len(self.running)
+        return beside if self.setup.ahead is None else max(beside, self._room(free))
+
+    def group(self, free: Sequence[Free]) -> int:
+        """How many segments start as one: on one of the free devices, fused."""
+        if self.setup.ahead is None:
+            return 1
+        return max(1, self._room([replace(item, backlog=0) for item in free[:1]]))
 
     def units(self, free: Sequence[Free]) -> int:
         """How many segments could start (or be queued behind others) on what is free."""
@@ -583,6 +609,16 @@ class Engine:
         self.queue.clear()
         if self._ledger is not None:
             self._ledger.clear()
+
+    def raised(self, before: int | None, time_s: float) -> Noted | None:
+        """After a replay: the note that there may be more trials than in the last session; ``before``: in the first."""
+        for note in self.state.notes:
+            if note.topic == TRIALS:
+                before = note.data["trials"]
+        limit = self.setup.budget.trials
+        if before is None or (limit is not None and limit <= before):
+            return None
+        return Noted(time_s, TRIALS, {"trials": limit})
 
     def requeue(self) -> None:
         """After a replay and the new session's first event: queue what is unfinished, oldest first."""

@@ -181,18 +181,20 @@ class Session:
     def _feed(self) -> None:
         """Ask for groups, journal them, launch what fits, and what the allowance of energy allows."""
         allowance, engine = self._allowance, self._engine
-        if allowance is None or engine.foresees or engine.setup.ahead is not None:
+        if allowance is None:
             self._feed_on(self._executor.free())
             return
         more = True
         while more:
             free = self._executor.free()
             width, running = engine.setup.width, len(engine.running)
-            allowed, more = allowance.within(free, engine.running, engine.units(free), width)
-            self._feed_on(allowed)
+            group = engine.group(free)
+            allowed, more = allowance.within(free, engine.running, engine.room(free), width, group)
+            self._feed_on(allowed, None if allowed is free else group if allowed else 0)
             more = more and len(engine.running) > running
 
-    def _feed_on(self, free: Sequence[Free]) -> None:
+    def _feed_on(self, free: Sequence[Free], most: int | None = None) -> None:
+        """The same for these devices, and for so many trials at most."""
         engine = self._engine
         now_s = self._now()
         leaving = leaving_of(self._executor)
@@ -207,7 +209,7 @@ class Session:
             for event in engine.take_drops(now_s):
                 self._take(event)
             if self._error is None:
-                placements = engine.plan(free, now_s)
+                placements = engine.plan(free, now_s, most)
         except Exception as error:
             self._fail(error)
         self._write()  # durable before it is acted on

@@ -368,7 +368,13 @@ class Study:
             if self._fuser is not None:
                 for note in engine.state.notes:
                     self._fuser.learn(note)
-            if engine.finished:
+            raised = engine.raised(self._entry.spec["budget"].get("trials"), self.executor.clock.now_s())
+            if engine.finished and (raised is None or not self.scheduler.extends):
+                if raised is not None:
+                    shown.say(
+                        "The study is over: its scheduler brings no more trials, whatever the budget. For more, start "
+                        "another one with warm_start=."
+                    )
                 return self
             if self.chosen is not None and not engine.state.sessions:
                 shown.say(self.chosen)
@@ -384,7 +390,7 @@ class Study:
             if self._fuser is not None:
                 self._fuser.on(self.executor.slots)
             learned = self._know_overheads(engine, store, files, shown)
-            notes = self._first_notes(learned, engine, shown)
+            notes = self._first_notes((raised, learned), engine, shown)
             with _old_objects_set_aside():
                 Session(self, engine, store, files, shown, desk).run(notes)
         finally:
@@ -597,10 +603,9 @@ class Study:
             engine.refine(self._passes(foresight), foresight)
         return Noted(self.executor.clock.now_s(), "overhead", dict(found.data))
 
-    def _first_notes(self, learned: Noted | None, engine: Engine, view: View) -> Iterator[Noted]:
+    def _first_notes(self, known: Iterable[Noted | None], engine: Engine, view: View) -> Iterator[Noted]:
         """What a session begins with; the twin is checked within it, for that takes of the study's time."""
-        if learned is not None:
-            yield learned
+        yield from filter(None, known)
         twin = self._know_twin(engine, view)
         if twin is not None:
             yield twin
