@@ -56,7 +56,8 @@ def searched(
     path = place(folder, name, problem, limits, count, seed)
     if path.exists():
         data = json.loads(path.read_text())
-        return Search([Evaluation(**e) for e in data["evaluations"]], data["cpu_s"])
+        done = [Evaluation(**e) for e in data["evaluations"]]
+        return Search(done, data["cpu_s"], data.get("probes", 0), data.get("readings", 0))
     search = METHODS[name](problem, limits, count, seed)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(search)))
