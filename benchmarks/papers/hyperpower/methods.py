@@ -21,6 +21,7 @@ from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Bayes, Gate, Limited, Observation, Random, Sampler, Walk
 
 CONFIDENCE = 0.999  # a study's own default
+READING_S = 1.0  # of inference for one reading of a network that is not trained yet
 
 
 @dataclass(frozen=True)
