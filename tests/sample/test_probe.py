@@ -167,6 +167,33 @@ def test_where_nothing_can_be_measured_it_is_as_without():
     assert len(calls) == 3
 
 
+def test_a_limit_that_readings_say_nothing_of_is_not_measured_again_and_again():
+    """Both quantities are in doubt, but the board knows one of them only."""
+    known = profiled()
+    heat = Predictor.fit(
+        "heat",
+        Features.of(SPACE),
+        [SPACE.sample(1000 + i) for i in range(30)],
+        [watts(SPACE.sample(1000 + i)) for i in range(30)],
+        folds=0,
+        forms=("linear",),
+    )
+    both = Predictors({"power_w": known["power_w"], "heat": heat}, features=Features.of(SPACE))
+    gate = Gate([power_w <= 40, Quantity("heat") <= 40], both, confidence=0.999)
+    sensor = Sensor(0.01)
+    gate.measured_by(sensor)
+    doubtful = next(
+        c
+        for c in (SPACE.sample(i) for i in range(500))
+        if not gate.check(c).allowed and gate.within_reach([c])[0] <= 0
+    )
+    for _ in range(3):
+        gate.next_trial()
+        assert not gate.settle(doubtful)
+    assert gate.probes == 1
+    assert max(sensor.read.values()) <= READINGS
+
+
 def test_readings_that_are_no_figures_count_as_none():
     gate = Gate(power_w <= 40, profiled(), confidence=0.999)
     gate.measured_by(lambda config, count: {"power_w": [math.nan, 0.0, -1.0, math.inf], "other": [1.0]})

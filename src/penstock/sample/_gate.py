@@ -106,7 +106,7 @@ class Gate:
 
     def _forget(self) -> None:
         self._readings: dict[str, Readings] = {}
-        self._unmeasured: set[Key] = set()
+        self._probed: set[Key] = set()  # of these, no measurement is to come
         self._recalled: dict[Key, tuple[Config, list[Mapping[str, Sequence[float]]]]] = {}
         self._tries = self._failures = 0
         self._able = False  # something was measured already
@@ -216,12 +216,13 @@ class Gate:
         if self.check(config).allowed:
             return True
         key = self._structure(config)
-        if not self._measures or (replay and key not in self._recalled):
+        if not self._may_measure or (key not in self._recalled and (replay or self._probe is None)):
             return False
         if self._excess([config], self._margin, hopeful=True)[0] > 0.0:
             return False
         self._tries += 1
         self.probes += 1
+        self._probed.add(key)
         for count in (_FIRST, READINGS - _FIRST):
             if not self._add(config, self._read(config, key, count, replay)) or self._decided(config):
                 break
@@ -237,6 +238,7 @@ class Gate:
         """Learn all that was recalled, where nobody asks again for what it was read for."""
         for config, found in self._recalled.values():
             self.probes += 1
+            self._probed.add(self._structure(config))
             for readings in found:
                 self._add(config, readings)
             self._teach(config)
@@ -274,7 +276,6 @@ class Gate:
             self._able = True
         else:
             self._failures += 1
-            self._unmeasured.add(self._structure(config))
         return some
 
     def _teach(self, config: Config) -> None:
@@ -322,18 +323,16 @@ class Gate:
         return tuple(value for name in self._predicted for value in self._key(name, config))
 
     def _after_readings(self, name: str, configs: Sequence[Config], mean: Any) -> Any:
-        """What would be in doubt after ``READINGS``; of what was measured, or can't be, no measurement is to come."""
+        """What would be in doubt after ``READINGS``; infinite for what was measured already, or could not be."""
         import numpy as np
 
         if name not in self._predicted:
             return np.full(len(configs), math.inf)
         found = self._readings_of(name)
         relative = found.widened(self.confidence) * found.scatter / math.sqrt(READINGS)
-        over = [
-            (len(found) and self._key(name, config) in found)
-            or (bool(self._unmeasured) and self._structure(config) in self._unmeasured)
-            for config in configs
-        ]
+        if not self._probed:
+            return mean * relative
+        over = [self._structure(config) in self._probed for config in configs]
         return np.where(over, math.inf, mean * relative)
 
     def observe(self, config: Config, values: Mapping[str, float]) -> dict[Limit, float]:
