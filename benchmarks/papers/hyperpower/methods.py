@@ -6,6 +6,7 @@ evaluation was; whether it violates the limits is judged by the device's true va
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Bayes, Gate, Limited, Observation, Random, Sampler, Walk
 
 CONFIDENCE = 0.999  # a study's own default
+READING_S = 1.0  # of inference for one reading of a network that is not trained yet
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Evaluation:
 class Search:
     evaluations: list[Evaluation]
     cpu_s: float  # of the suggestions alone
+    probes: int = (
+        0  # networks that were measured before training, since it was in doubt whether they keep the limits
+    )
+    readings: int = 0  # that this took
 
     def best(self, count: int | None = None) -> float:
         found = [e.error for e in self.evaluations[:count] if not e.violates]
@@ -107,7 +113,18 @@ def run_sampler(
             gate.observe(config, {limit.name: measured[limit.name] for limit in limits})
         sampler.tell(Observation(number, config, (result.error,)))
         found.append(result)
-    return Search(found, cpu_s)
+    return Search(found, cpu_s, *((0, 0) if gate is None else (gate.probes, gate.readings)))
+
+
+def probe_of(problem: Problem, seed: int) -> Callable[[Any, int], dict[str, list[float]]]:
+    """What measures a network that is not trained yet, as the profile's sensors do: each reading scatters anew."""
+    taken = itertools.count(1_000_000 * (seed + 1))
+
+    def probe(config: Any, count: int) -> dict[str, list[float]]:
+        found = [problem.measure(dict(config), next(taken)) for _ in range(count)]
+        return {name: [reading[name] for reading in found] for name in found[0]}
+
+    return probe
 
 
 # --- Penstock -----------------------------------------------------------------------------------------------
@@ -116,11 +133,17 @@ Runner = Callable[[Problem, list[Limit], int, int], Search]
 
 
 def aware(
-    make: Callable[[], Sampler], *, confidence: float = CONFIDENCE, refine: bool = True, samples: int = 100
+    make: Callable[[], Sampler],
+    *,
+    confidence: float = CONFIDENCE,
+    refine: bool = True,
+    samples: int = 100,
+    probe: bool = False,
 ) -> Runner:
     def run(problem: Problem, limits: list[Limit], count: int, seed: int) -> Search:
         known = _profiled(problem.dataset, samples, seed, tuple(limit.name for limit in limits)).copy()
         gate = Gate(limits, known, confidence=confidence, refine=refine)
+        gate.measured_by(probe_of(problem, seed) if probe else None)
         return run_sampler(problem, Limited(make(), gate), limits, count, seed, gate)
 
     return run
@@ -236,6 +259,7 @@ def _botorch(problem: Problem, limits: list[Limit], count: int, seed: int, const
 
 METHODS: dict[str, Runner] = {
     "HW-IECI": aware(Bayes),
+    "HW-IECI, measured in doubt": aware(Bayes, probe=True),
     "HW-IECI, 50% sure": aware(Bayes, confidence=0.5),
     "HW-IECI, 95% sure": aware(Bayes, confidence=0.95),
     "HW-IECI, 99% sure": aware(Bayes, confidence=0.99),

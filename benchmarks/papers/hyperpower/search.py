@@ -6,6 +6,10 @@ python benchmarks/papers/hyperpower/search.py --seeds 10 --peers   (everything; 
 With --runs every run is kept by its seed, and runs can be added one by one. The peers (minutes per seed) know nothing
 of Penstock's samplers, and seeds, limits, objective and noise are the same for all: with --save, their rows of the
 last saved results stay if they are not run again and the setting is the same.
+
+"Measured in doubt": a network whose power is in doubt is measured before it is trained, as the profile's networks were.
+That costs time, not evaluations: the networks and readings it took are counted, and what they take of the simulated
+time, at a second per reading, against the trainings'.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cnn import Problem
-from methods import METHODS, Evaluation, Search, limits_of
+from methods import METHODS, READING_S, Evaluation, Search, limits_of
 
 import _bench
 from penstock.goal import Limit
@@ -56,7 +60,8 @@ def searched(
     path = place(folder, name, problem, limits, count, seed)
     if path.exists():
         data = json.loads(path.read_text())
-        return Search([Evaluation(**e) for e in data["evaluations"]], data["cpu_s"])
+        done = [Evaluation(**e) for e in data["evaluations"]]
+        return Search(done, data["cpu_s"], data.get("probes", 0), data.get("readings", 0))
     search = METHODS[name](problem, limits, count, seed)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(search)))
@@ -114,6 +119,23 @@ def main() -> None:
                 "violations": [run.violations for run in runs],
                 "cpu_s_per_suggestion": statistics.fmean(run.cpu_s for run in runs) / count,
             }
+            if any(run.probes for run in runs):
+                trained_s = [
+                    sum(problem.epochs * problem.epoch_s(e.config) for e in run.evaluations) for run in runs
+                ]
+                row |= {
+                    "probes": [run.probes for run in runs],
+                    "readings": [run.readings for run in runs],
+                    "measuring_share_of_time": statistics.fmean(
+                        READING_S * run.readings / (READING_S * run.readings + busy_s)
+                        for run, busy_s in zip(runs, trained_s, strict=True)
+                    ),
+                }
+                print(
+                    f"  {name}: {statistics.fmean(run.probes for run in runs):.1f} networks measured first, "
+                    f"{statistics.fmean(run.readings for run in runs):.0f} readings, "
+                    f"{row['measuring_share_of_time']:.1%} of the time"
+                )
             table.setdefault(dataset, {})[name] = row
             print(
                 f"  {name:28} best {statistics.fmean(best):7.3f} +- "

@@ -123,6 +123,9 @@ class Counts:
 
 VIOLATED = "limit_violated"
 """The topic of notes that a trial was measured to violate a limit of the study."""
+PROBED = "probed"
+"""The topic of notes of readings of a network that was measured before training, since predictions left it in doubt
+whether it keeps the limits; ``again``: further ones of the same network."""
 REFUSED = "refused"
 """The topic of notes of further ``proposals`` that were refused by a limit, with no trial after them."""
 
@@ -149,6 +152,7 @@ class StudyState:
         self.device_s = 0.0  # device-seconds held by trials
         self.devices: set[str] = set()  # devices that were used
         self.refused = 0  # proposals, since they were predicted to violate a limit
+        self.probed = 0  # networks that were measured before training
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> StudyState:
@@ -212,6 +216,8 @@ class StudyState:
                 if event.topic == VIOLATED and event.trial in self.trials:
                     record = self.trials[event.trial]
                     record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
+                if event.topic == PROBED and not event.data.get("again"):
+                    self.probed += 1
                 if event.topic == REFUSED and isinstance(event.data.get("proposals"), int):
                     self.refused += event.data["proposals"]
             case SessionOpened():

@@ -130,6 +130,10 @@ class Predictors:
         """Whether measured values of the quantity would change predictions."""
         return not self._exactly(quantity) and (quantity in self._models or self._features is not None)
 
+    def measurable(self, quantity: str) -> bool:
+        """Whether the quantity is predicted with a doubt that a measurement could lift."""
+        return quantity in self._models and not self._exactly(quantity)
+
     def observe(self, quantity: str, config: Config, value: float, source: Source = Source.MEASURED) -> None:
         """Learn a measured value. One that is no number above 0 is ignored: a sensor's failure teaches nothing."""
         if not (math.isfinite(value) and value > 0):

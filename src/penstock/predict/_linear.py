@@ -271,6 +271,13 @@ class Predictor:
         self._fitted()
         return self._pure
 
+    @property
+    def pure_error(self) -> tuple[float, int]:
+        """What repeated measurements of one structure differ by: the sum of their logarithms' squared deviations, and
+        its degrees of freedom."""
+        self._fitted()
+        return _pure_error(self._rows, self._values)
+
     def _predict(self, rows: Matrix) -> tuple[Matrix, Matrix, Matrix]:
         import numpy as np
 
@@ -576,19 +583,25 @@ def _repeated(rows: Matrix, values: Matrix) -> tuple[float, float]:
 
     0: there are too few repeats.
     """
-    import numpy as np
     from scipy.special import gammaincinv
+
+    squares, freedom = _pure_error(rows, values)
+    if freedom < _FEWEST_REPEATS:
+        return 0.0, 0.0
+    quantile = 2.0 * float(gammaincinv(freedom / 2.0, 0.9))  # of chi squared
+    return math.sqrt(squares / freedom), math.sqrt(squares / quantile)
+
+
+def _pure_error(rows: Matrix, values: Matrix) -> tuple[float, int]:
+    """Of measurements of the same structure, the sum of their logarithms' squared deviations, and its freedom."""
+    import numpy as np
 
     alike: dict[bytes, list[float]] = {}
     for row, value in zip(rows, np.log(values), strict=True):
         alike.setdefault(row.tobytes(), []).append(float(value))
     groups = [np.array(logs) for logs in alike.values() if len(logs) > 1]
-    freedom = sum(len(logs) - 1 for logs in groups)
-    if freedom < _FEWEST_REPEATS:
-        return 0.0, 0.0
     squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in groups)
-    quantile = 2.0 * float(gammaincinv(freedom / 2.0, 0.9))  # of chi squared
-    return math.sqrt(squares / freedom), math.sqrt(squares / quantile)
+    return squares, sum(len(logs) - 1 for logs in groups)
 
 
 def _shift(logs: Matrix, doubt: Matrix, noise: float, samples: int) -> _Shift:

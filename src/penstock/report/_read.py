@@ -121,7 +121,10 @@ def limits_of(spec: Mapping[str, Any]) -> list[Limit]:
 
 
 def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
-    """``power_w <= 90 W, 2 violating trainings, 41 proposals refused``; None without limits."""
+    """``power_w <= 90 W, 2 violating trainings, 41 proposals refused``; None without limits.
+
+    With ``, 12 networks measured first`` where some were measured before training.
+    """
     found = limits_of(spec)
     if not found:
         return None
@@ -129,6 +132,8 @@ def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
     trainings = "training" if violating == 1 else "trainings"
     proposals = "proposal" if state.refused == 1 else "proposals"
     told = f"{violating:,} violating {trainings}, {state.refused:,} {proposals} refused"
+    if state.probed:
+        told += f", {state.probed:,} {'network' if state.probed == 1 else 'networks'} measured first"
     return f"{', '.join(map(str, found))}, {told}"
 
 
@@ -145,4 +150,5 @@ def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
         "limits": [str(limit) for limit in limits_of(spec)],
         "violations": sum(bool(record.violated) for record in state.trials.values()),
         "refused": state.refused,
+        "probed": state.probed,
     }

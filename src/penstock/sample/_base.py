@@ -74,6 +74,14 @@ class Sampler(ABC):
     def tell(self, observation: Observation) -> None:
         """Learn a result."""
 
+    def withdraw(self, config: Config) -> None:
+        """The last configuration from ``ask`` was measured to violate a limit and will be no trial.
+
+        A sampler that knows the limits may propose anew as if it had not been asked; to any other it stays pending,
+        which turns it away from there.
+        """
+        return
+
 
 def started(sampler: Sampler, state: T | None) -> T:
     """What ``start`` set, or an error that says it was not called."""

@@ -225,6 +225,12 @@ class Bayes(Sampler):
             self._nameless.remove(config)
         self._pending[trial] = copy.deepcopy(dict(config))
 
+    def withdraw(self, config: Config) -> None:
+        """Propose anew in its place: the gate has measured it, and will not allow it again."""
+        if config in self._nameless:
+            self._nameless.remove(config)
+            self._asked -= 1
+
     def tell(self, observation: Observation) -> None:
         """Learn a result; a later one of the same trial supersedes it."""
         trial, values = observation.trial, observation.values
@@ -482,9 +488,9 @@ class Bayes(Sampler):
         return self._excess(cube, points) <= 0.0
 
     def _excess(self, cube: Cube, points: Array) -> Array:
-        """By how much points are over the limits (``Gate.excess``)."""
+        """By how much points are over the limits, as far as a measurement might show (``Gate.within_reach``)."""
         assert self._gate is not None
-        return self._gate.excess([cube.config(point) for point in points])
+        return self._gate.within_reach([cube.config(point) for point in points])
 
     def _acquisition(self, cube: Cube, points: Array, model: _Model, low: Array, high: Array) -> Any:
         """The function to maximise over points between bounds: log EI, plus the log probability of keeping limits."""

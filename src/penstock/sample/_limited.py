@@ -103,10 +103,11 @@ class Limited(Sampler):
         if isinstance(self._sampler, Bayes):
             self._asked += len(configs)
             self.queries += [1] * len(configs)
+            self.gate.relearn()
             self._sampler.skip(configs, trials)
             return
         for _ in configs:
-            self._next()
+            self._next(replay=True)
         for config, trial in zip(configs, trials, strict=True):
             self._sampler.adopt(config, trial)
 
@@ -126,18 +127,22 @@ class Limited(Sampler):
     def __repr__(self) -> str:
         return f"Limited({self._sampler!r}, {self.gate!r})"
 
-    def _next(self) -> Config | None:
+    def _next(self, *, replay: bool = False) -> Config | None:
         space = started(self, self._space)
         self._asked += 1
+        self.gate.next_trial()
         for number in range(1, self._draws + 1):
             drawn = [] if self._exhausted else self._sampler.ask(1)
             if not drawn:
                 self._exhausted = True
                 return self._surest(number)
-            if self.gate.check(drawn[0]).allowed:
+            measured = self.gate.probes
+            if self.gate.settle(drawn[0], replay=replay):
                 self.queries.append(number)
                 self._refused = []
                 return drawn[0]
+            if self.gate.probes > measured:
+                self._sampler.withdraw(drawn[0])
             self.refused += 1
             if not self.queries:
                 self._refused.append(drawn[0])

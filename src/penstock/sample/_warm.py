@@ -103,6 +103,10 @@ class WarmStart(Sampler):
         """Passed on."""
         self._then.adopt(config, trial)
 
+    def withdraw(self, config: Config) -> None:
+        """Passed on."""
+        self._then.withdraw(config)
+
     def tell(self, observation: Observation) -> None:
         """Passed on."""
         self._then.tell(observation)

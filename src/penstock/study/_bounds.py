@@ -36,6 +36,21 @@ def check_bounds(limits: Any, predictors: Any, confidence: Any) -> tuple[Limit, 
     return given
 
 
+def check_probe(probe: Any, limits: tuple[Limit, ...]) -> Profile | None:
+    """What measures networks whose limits are in doubt, or None.
+
+    Raises:
+        InvalidInput: It is something else, or there are no limits.
+    """
+    if probe is not None and not isinstance(probe, Profile):
+        raise InvalidInput(
+            f"probe takes a profile that can measure, probe=pk.Profile(task, space), got {probe!r}."
+        )
+    if probe is not None and not limits:
+        raise InvalidInput("probe is of use with limits=[...] only: give limits, or drop probe.")
+    return probe
+
+
 def limited(
     sampler: Sampler,
     limits: Iterable[Limit],

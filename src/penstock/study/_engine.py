@@ -43,6 +43,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.state import PROBED
 from penstock.goal import Budget, Goal
 from penstock.plan import Regroup
 from penstock.sample import Observation, Sampler
@@ -599,6 +600,8 @@ class Engine:
         for event in events:
             if isinstance(event, Submitted):
                 self._resubmit(event)
+            elif isinstance(event, Noted) and event.topic == PROBED:
+                self._remember(event)
             else:
                 self.apply(event)
         self._stops.clear()
@@ -619,6 +622,16 @@ class Engine:
         if before is None or (limit is not None and limit <= before):
             return None
         return Noted(time_s, TRIALS, {"trials": limit})
+
+    def probed(self, event: Noted) -> None:
+        """What was measured for a proposal that is being made: nobody learns of it but who asked."""
+        self.state.apply(event)
+
+    def _remember(self, event: Noted) -> None:
+        self.state.apply(event)
+        gate = getattr(self.setup.sampler, "gate", None)
+        if gate is not None:
+            gate.recall(event.data["config"], event.data["readings"])
 
     def requeue(self) -> None:
         """After a replay and the new session's first event: queue what is unfinished, oldest first."""

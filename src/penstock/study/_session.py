@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core import (
+    Config,
     Ended,
     Event,
     Free,
@@ -31,7 +32,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.state import REFUSED
+from penstock.core.state import PROBED, REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
@@ -89,6 +90,8 @@ class Session:
         self._hungry = True
         self._desk = desk
         self._unmetered = False  # said that there is no energy
+        self._unmeasured = False  # said that a network could not be measured
+        self._probed: Config | None = None  # what was measured last before training
         self._allowance: Allowance | None = None
         if study.budget.needs_energy and not study.budget.finish:
             limit_j = allowed_j(study.budget, study._grid, study.price_per_kwh)
@@ -110,6 +113,7 @@ class Session:
         try:
             self._open_desk()
             self._say_unknown()
+            self._let_measure()
             reason, detail = self._loop()
             self._read_desk()
             self._say_unheard()
@@ -221,6 +225,47 @@ class Session:
             topic = "merge" if leaving else "split"
             self._take(Noted(now_s, topic, {"trials": list(order.members), "device": order.device}))
             self._executor.stop(order.members, reason=f"goes on on {order.device}", keep=True)
+
+    def _let_measure(self) -> None:
+        """Let proposals be measured where predictions leave their limits in doubt, if nothing disturbs that."""
+        gate = self._study.gate
+        if gate is None or self._study.probe is None:
+            return
+        gate.measured_by(self._probe if self._study.measures else None)
+        if not self._study.measures:
+            self._view.say(
+                "probe: trials train on this machine while others are proposed, which would disturb the readings, so "
+                "nothing is measured before training. Train one at a time (pk.Local(1)), or give one with measure=."
+            )
+
+    def _probe(self, config: Config, count: int) -> dict[str, list[float]]:
+        """Readings of a network that is not trained yet, in the journal before anybody decides by them."""
+        profile = self._study.probe
+        assert profile is not None
+        start_s = self._now()
+        samples = profile.read(config, count)
+        error = next((sample.error for sample in samples if sample.error), "")
+        good = [sample.values for sample in samples if not sample.error]
+        readings = {
+            name: [float(v[name].value) for v in good if name in v] for values in good[:1] for name in values
+        }
+        if isinstance(self._executor.clock, VirtualClock):  # it would have taken this long
+            self._executor.clock.advance_to(start_s + count * profile.seconds)
+        data: dict[str, Any] = {"config": dict(config), "readings": {} if error else readings}
+        data["seconds"] = self._now() - start_s
+        if error:
+            data["error"] = error
+            if not self._unmeasured:
+                self._unmeasured = True
+                self._view.say(f"{dict(config)!r} could not be measured before training: {error}")
+        if config == self._probed:
+            data["again"] = True
+        self._probed = dict(config)
+        note = Noted(self._now(), PROBED, data)
+        self._engine.probed(note)
+        self._note(note)
+        self._write(everything=True)  # of a simulated study, too: to measure is to act
+        return data["readings"]  # type: ignore[no-any-return]
 
     @property
     def _finishing(self) -> bool:

@@ -20,7 +20,7 @@ from penstock.core import (
     TrialRecord,
     VirtualClock,
 )
-from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
 from penstock.energy import LimitRule, PowerLimits, SimulatedGpus, co2, grid, make_meter, money
 from penstock.execute import Executor, Job, Local
 from penstock.goal import Budget, Goal, Limit, front, ranked
@@ -48,7 +48,7 @@ from penstock.study._arguments import (
     compose,
     is_number,
 )
-from penstock.study._bounds import check_bounds, find_predictors, gate_of, limited
+from penstock.study._bounds import check_bounds, check_probe, find_predictors, gate_of, limited
 from penstock.study._defaults import told
 from penstock.study._engine import Engine, Setup, derive_seed
 from penstock.study._files import base_of, folder_of, gone
@@ -73,7 +73,7 @@ from penstock.study._transfer import (
     quality_of,
     targets_apart,
 )
-from penstock.train import Command, Task
+from penstock.train import Command, Profile, Task
 
 if TYPE_CHECKING:
     import pandas
@@ -130,6 +130,10 @@ class Study:
             profile is in the store; default: the one profile of this work that is in the store, if there is one. What
             nobody can predict is learned from what trials report.
         confidence: How likely each limit must be kept, by the predictors' own doubt; 0.5: by the prediction itself.
+        probe: ``Profile(task, space)``, perhaps the one that made the predictors: where they leave it in doubt whether
+            a network keeps the limits, it is measured before it is trained, at most 8 networks per trial. So the
+            search goes nearer to the limits, as sure as before. With several trials at a time on this machine, which
+            would disturb readings, only a profile with ``measure=``, of a device elsewhere, measures.
         fuse: Train many trials of a ``Task`` as one (Hydro): ``"auto"``: on ``Local`` workers, at the count that is
             measured to be fastest, and only where fused and unfused agree; True: the same, but an error where this
             study can't; a number: groups of so many; False: never. What was chosen and why is in the journal. A
@@ -171,6 +175,7 @@ class Study:
         limits: Iterable[Limit] | Limit = (),
         predictors: Predictors | str | None = None,
         confidence: float = 0.999,
+        probe: Profile | None = None,
         fuse: Fuse = "auto",
         surrogate: Shrink | None = None,
     ) -> None:
@@ -185,6 +190,7 @@ class Study:
             self._first = given
         self.confidence = check_confidence(confidence)
         self._unbound = check_bounds(limits, predictors, confidence)
+        self.probe = check_probe(probe, self._unbound)
         self._predictors = predictors.copy() if isinstance(predictors, Predictors) else predictors
         if self._unbound and gate_of(self.sampler) is not None:
             raise InvalidInput("Both the study and its sampler have limits: give them to the study alone.")
@@ -331,6 +337,7 @@ class Study:
         )
         study.goal = Goal.from_json(entry.spec["goal"])
         study.sampler = parts["sampler"]
+        study.probe = parts.get("probe")
         study._entry = entry
         return study
 
@@ -363,6 +370,8 @@ class Study:
                 self._twin = self.work.narrowed(self.surrogate)
             check_limits(self.power_limits, self.executor, meter=self.meter)
             engine = self._engine()
+            if self.measures and self.gate is not None:
+                self.gate.measured_by(_nothing_yet)  # proposals are replayed as they were made
             self._state = engine.state
             _read_journal(store, self._entry, engine)
             if self._fuser is not None:
@@ -470,6 +479,7 @@ class Study:
             "files": self._files,
             "power_limits": self.power_limits,
             "gpus": self._gpus,
+            "probe": self.probe,
         }
         blob = None if self._target is None else pack(parts)
         entry = store.create(name, self.spec(), blob)
@@ -522,6 +532,14 @@ class Study:
             else self._fuser.regroup,
         )
         return Engine(setup)
+
+    @property
+    def measures(self) -> bool:
+        """Whether networks are measured before training where their limits are in doubt: nothing disturbs that."""
+        if self.probe is None:
+            return False
+        alone = self.executor.slots == 1 and not isinstance(self.planner, Fluid)
+        return self.probe.elsewhere or alone or isinstance(self.executor.clock, VirtualClock)
 
     @property
     def imagines(self) -> bool:
@@ -714,6 +732,12 @@ class Study:
         return self.state.refused
 
     @property
+    def probed(self) -> int:
+        """How many networks were measured before training, since predictions left it in doubt whether they keep the
+        limits."""
+        return self.state.probed
+
+    @property
     def queries(self) -> list[int]:
         """How many proposals were looked at for each trial, refused ones included; empty without limits."""
         return [1 + record.refused for record in self.trials] if self.limits else []
@@ -858,6 +882,11 @@ def _gpus_of(parts: Mapping[str, Any], executor: Executor | None) -> SimulatedGp
     virtual = executor is not None and isinstance(executor.clock, VirtualClock)
     found: SimulatedGpus | None = None if virtual else parts.get("gpus")
     return found
+
+
+def _nothing_yet(config: Mapping[str, Any], count: int) -> dict[str, list[float]]:
+    """Nothing is measured while a journal is replayed."""
+    raise PenstockError(f"{dict(config)!r} was to be measured {count} times during a replay.")
 
 
 def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:

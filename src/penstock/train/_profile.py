@@ -166,6 +166,22 @@ class Profile:
                 self.repeats.append(self._sample(sample.config))
         return self.fit(folds=folds, seed=seed)
 
+    def read(self, config: Config, count: int = 1) -> list[ProfileSample]:
+        """Measure one configuration so many times, each as ``collect`` does; a failure is the last.
+
+        They are kept by nobody: ``samples`` are random structures, and these are not.
+        """
+        _whole("count", count, 1)
+        found: list[ProfileSample] = []
+        while len(found) < count and not (found and found[-1].error):
+            found.append(self._sample(config))
+        return found
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it measures by ``measure``, so not on a device of this machine that may train meanwhile."""
+        return self._measure is not None
+
     def fit(self, *, folds: int = 10, seed: int = 0) -> Predictors:
         """Predictors of what was measured so far.
 
