@@ -367,7 +367,7 @@ class Study:
             _read_journal(store, self._entry, engine)
             if self._fuser is not None:
                 for note in engine.state.notes:
-                    self._fuser.learn(note)
+                    self._fuser.learn(note, earlier=True)
             if engine.finished:
                 return self
             if self.chosen is not None and not engine.state.sessions:
