@@ -401,6 +401,19 @@ def test_a_kind_is_what_changes_shapes():
     assert fuser.key(segment(0, base, options={"explorations": [0, 2]})) is None
 
 
+def test_what_was_not_measured_for_lack_of_time_is_measured_in_the_next_session():
+    fuser = Fuser("auto", make_task(), 2, learns=False)
+    facts = fuser.facts(placement(range(4)), 12.5)["fusion"]
+    assert facts["left_s"] == 12.5
+    hurried = {"kind": facts["key"], "count": 1, "reason": "", "profiles": [], "hurried": True}
+    fuser.learn(Noted(0.0, "fusion", hurried))
+    assert fuser.choice(fuser.key(segment(0))).count == 1
+    later = Fuser("auto", make_task(), 2, learns=False)
+    later.learn(Noted(0.0, "fusion", hurried), earlier=True)
+    assert later.choice(later.key(segment(0))) is None
+    assert later.facts(placement(range(4)))["fusion"]["measure"]
+
+
 def test_a_lost_group_is_halved_once():
     fuser = Fuser("auto", make_task(), 2, learns=False)
     key = fuser.facts(placement(range(8)))["fusion"]["key"]

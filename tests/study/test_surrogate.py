@@ -17,6 +17,7 @@ from penstock.goal import Objective
 from penstock.report._static import write_report
 from penstock.schedule import Outcome, Rules
 from penstock.store import open_store
+from penstock.study._fusing import Fuser
 from penstock.study._transfer import TOPIC, Held, Transfer, inspect_twin
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -135,6 +136,26 @@ def test_a_deadline_leaves_a_trained_model():
     assert found.best.status is TrialStatus.COMPLETED
     assert found.state.spent_s <= 80
     assert len(found.surrogate_trials) > 10
+
+
+def test_workers_that_measure_fusion_know_when_tuning_ends(monkeypatch):
+    told = []
+    original = Fuser.facts
+
+    def facts(self, placement, left_s=None):
+        told.append((placement.segments[0].options.get("model"), left_s))
+        return original(self, placement, left_s)
+
+    monkeypatch.setattr(Fuser, "facts", facts)
+    found = a_study(scheduler=pk.Full(), budget=pk.Budget(time_s=80), fuse=4).run()
+    assert found.best.metrics["hidden"] == 64
+    left = [left_s for model, left_s in told if model is None]
+    assert left[0] == 40  # half of the deadline, while nobody knows that the target takes 24 s
+    assert all(left_s <= 80 - 1.3 * 24 - 1 for left_s in left)
+    assert left[-1] < left[0]
+    told.clear()
+    a_study(scheduler=pk.Full(trials=4), fuse=4).run()
+    assert {left_s for _, left_s in told} == {None}
 
 
 def test_a_study_goes_on_where_it_was_left(tmp_path):

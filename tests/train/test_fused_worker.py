@@ -155,3 +155,75 @@ def test_every_joule_of_a_placement_is_told_once(tmp_path, facts):
     outside_j = [end.energy[0] for end in ends.values()]
     assert sum(sink.told_j for sink in sinks) + sum(outside_j) == pytest.approx(drawn_j, rel=0.1)
     assert all(joules > 0.8 * 0.03 * sensor.idle_w for joules in outside_j)
+
+
+MEASURE = {"measure": True, "key": "k", "count": 4, "ahead": 10**6, "most": 64, "slots": 1}
+
+
+def test_before_a_near_deadline_nothing_is_measured(tmp_path):
+    sinks, ends = run(tmp_path, make_task(), {**MEASURE, "left_s": 0.0})
+    assert_as_alone(tmp_path, make_task(), sinks, ends)
+    note = sinks[0].notes[0][1]
+    assert (note["count"], note["profiles"], note["hurried"]) == (1, [], True)
+    assert "check" not in note  # which takes several times as long as all else
+    assert "too short to measure in" in note["reason"]
+
+
+def test_measuring_stays_within_its_part_of_the_time_left(tmp_path, monkeypatch):
+    from penstock.train import _fused_loop, _fused_worker
+
+    now_s, counts = [0.0], []
+
+    class Clock:
+        perf_counter = staticmethod(lambda: now_s[0])
+
+    def measure(task, configs, count, *, device):
+        counts.append(count)
+        now_s[0] += 0.1 * count  # of which ever more are worth it: what is left takes days
+        return 0.1, 1000
+
+    monkeypatch.setattr(_fused_worker, "time", Clock)
+    monkeypatch.setattr(_fused_loop, "measure", measure)
+    sinks, _ = run(tmp_path, make_task(), {**MEASURE, "left_s": 8.0})  # a quarter of it: 2 s
+    assert counts == [1, 1, 2, 4, 8]  # 1.6 s; 16 members would take as long again
+    assert sinks[0].notes[0][1]["count"] == 8
+    counts.clear()
+    run(tmp_path / "at ease", make_task(), MEASURE)
+    assert max(counts) == 64
+
+
+def test_trials_that_were_told_to_stop_while_fusion_is_measured_end_at_once(tmp_path):
+    class Stopped(Sink):
+        def told(self):
+            return "no longer wanted", False
+
+    sinks, ends = [Stopped() for _ in range(4)], {}
+    measured = []
+
+    def rule(measure, trials, **options):
+        measured.append(trials)
+        return choose_count(measure, trials, **options)
+
+    settings = Settings(tmp_path, ("loss",), choose_fusion=rule)
+    run_all(make_task(), specs(4), settings, sinks, ends.__setitem__, facts={"fusion": MEASURE})
+    assert [(end.status, end.epoch, end.reason) for end in ends.values()] == [
+        ("stopped", 0, "no longer wanted")
+    ] * 4
+    assert not measured
+    assert [(sink.reports, sink.notes) for sink in sinks] == [
+        ({}, [])
+    ] * 4  # the next such trials are measured
+
+
+def test_of_a_fused_group_those_told_to_stop_before_it_begins_are_left_out(tmp_path):
+    class Stopped(Sink):
+        def told(self):
+            return "no longer wanted", False
+
+    sinks, ends = [Sink(), Stopped(), Sink(), Sink()], {}
+    settings = Settings(tmp_path, ("loss",))
+    run_all(
+        make_task(), specs(4), settings, sinks, ends.__setitem__, facts={"fusion": {"count": 4, "key": "k"}}
+    )
+    assert [ends[i].status for i in range(4)] == ["completed", "stopped", "completed", "completed"]
+    assert [len(sink.reports) for sink in sinks] == [4, 0, 4, 4]

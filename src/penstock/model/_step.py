@@ -204,7 +204,7 @@ class FusedStep:
         return found
 
     def _batch(self, inputs: Any, targets: Any) -> list[Tensor]:
-        return [leaf for leaf in pytree.tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in _leaves(inputs, targets) if isinstance(leaf, Tensor)]
 
     def _replay(self, recorded: Recorded, inputs: Any, targets: Any) -> Tensor:
         draws = self.fusion.draws
@@ -302,10 +302,17 @@ class FusedStep:
             draws.opaque = opaque
 
 
+def _leaves(inputs: Any, targets: Any) -> Sequence[Any]:
+    """What a batch consists of; at every step of the smallest networks, so the usual two tensors come first."""
+    if type(inputs) is Tensor and type(targets) is Tensor:
+        return inputs, targets
+    leaves: list[Any] = pytree.tree_leaves((inputs, targets))
+    return leaves
+
+
 def _shapes(inputs: Any, targets: Any) -> tuple[Any, ...]:
     return tuple(
-        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
-        for leaf in pytree.tree_leaves((inputs, targets))
+        [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in _leaves(inputs, targets)]
     )
 
 
@@ -330,10 +337,22 @@ def _shape(node: Any) -> Any:
     return None if value is None else tuple(value.shape)
 
 
+def _only_read(node: Any) -> bool:
+    """Whether nothing is written into what a node makes, or into a view of it."""
+    for user in node.users:
+        name = getattr(user.target, "_opname", "")
+        if user.op != "call_function" or not name or name.endswith("_"):
+            return False
+        if (name in _VIEWS or name in _SHAPES) and not _only_read(user):
+            return False
+    return True
+
+
 def _bound(graph: Any, state: Sequence[Tensor]) -> Callable[..., Any]:
     """The graph with the members' state put in for good: their tensors stay the same, and are updated in place.
 
-    What is only a view of that state (a layer's weights out of the rows) is made once, here, and not at every step.
+    What is only a view of that state (a layer's weights out of the rows), or always the same, is made once, here, and
+    not at every step.
     """
     import torch.fx
 
@@ -342,9 +361,15 @@ def _bound(graph: Any, state: Sequence[Tensor]) -> Callable[..., Any]:
     for node, tensor in zip(inputs, state, strict=False):
         values[node] = tensor
     for node in graph.graph.nodes:
-        if node.op != "call_function" or getattr(node.target, "_opname", "") not in _VIEWS:
+        name = getattr(node.target, "_opname", "")
+        if node.op != "call_function" or (name not in _VIEWS and name != "ones_like"):
             continue
         sources = node.all_input_nodes
+        if name == "ones_like":  # where the gradient begins
+            like = node.meta.get("val")
+            if like is not None and _only_read(node):
+                values[node] = torch.ones(like.shape, dtype=like.dtype, device=like.device)
+            continue
         if sources and all(source in values for source in sources):
             args = torch.fx.node.map_arg(node.args, values.__getitem__)
             kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)

@@ -160,8 +160,8 @@ class Fuser:
             room *= max(1, min(_KINDS, len(self._seen)))
         return max(units, room)
 
-    def facts(self, placement: Placement) -> dict[str, Any]:
-        """What the worker of a placement must know."""
+    def facts(self, placement: Placement, left_s: float | None = None) -> dict[str, Any]:
+        """What the worker of a placement must know; ``left_s``: the time such trials have, None: what they take."""
         segments = placement.segments
         found = self.key(segments[0]) if len(segments) > 1 else None
         if found is None:
@@ -186,6 +186,8 @@ class Fuser:
                 "most": min(most, _LEARNER_LEAST) if self._learns else most,
                 "slots": self._slots,
             }
+            if left_s is not None:
+                facts["left_s"] = left_s
         return {"fusion": facts}
 
     def regroup(
@@ -226,10 +228,15 @@ class Fuser:
 
     # -- learning ---------------------------------------------------------------------------------------
 
-    def learn(self, note: Noted) -> None:
-        """Take in a note of a worker, or of the journal."""
+    def learn(self, note: Noted, *, earlier: bool = False) -> None:
+        """Take in a note of a worker, or of the journal.
+
+        Args:
+            note: The note.
+            earlier: Of an earlier session. What was not measured for lack of time then may be measured now.
+        """
         data = note.data
-        if note.topic != TOPIC or "kind" not in data:
+        if note.topic != TOPIC or "kind" not in data or (earlier and data.get("hurried")):
             return
         kind = str(data["kind"])
         self._checked.add(kind)

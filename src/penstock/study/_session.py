@@ -45,6 +45,7 @@ from penstock.study._files import CheckpointKeeper
 from penstock.study._fusing import Fuser
 from penstock.study._lending import leaving_of
 from penstock.study._limits import LimitDesk
+from penstock.study._transfer import Transfer
 from penstock.train import Task
 from penstock.train._elastic import UNDIVIDED
 
@@ -299,7 +300,7 @@ class Session:
             checkpoints.append(path)
             known.append(record.epoch)
         fuser = self._study._fuser
-        facts = {} if fuser is None else fuser.facts(placement)
+        facts = {} if fuser is None else fuser.facts(placement, self._left_s())
         return Launch(placement, tuple(checkpoints), tuple(known), facts)
 
     def _take(self, event: Event) -> None:
@@ -449,6 +450,13 @@ class Session:
             return tick_s
         left_s = max(0.0, limit_s - self._spent().time_s)
         return left_s if tick_s is None else min(tick_s, left_s)
+
+    def _left_s(self) -> float | None:
+        """The time trials that start now have; None: as long as they take."""
+        scheduler = self._engine.setup.scheduler
+        tuning_s = scheduler.tuning_end_s if isinstance(scheduler, Transfer) else None
+        end_s = self._study.budget.time_s if tuning_s is None else tuning_s
+        return None if end_s is None else max(0.0, end_s - self._spent().time_s)
 
     def _spent(self) -> Spent:
         state, study = self._engine.state, self._study

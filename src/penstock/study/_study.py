@@ -376,7 +376,7 @@ class Study:
             _read_journal(store, self._entry, engine)
             if self._fuser is not None:
                 for note in engine.state.notes:
-                    self._fuser.learn(note)
+                    self._fuser.learn(note, earlier=True)
             raised = engine.raised(self._entry.spec["budget"].get("trials"), self.executor.clock.now_s())
             if engine.finished and (raised is None or not self.scheduler.extends):
                 if raised is not None:

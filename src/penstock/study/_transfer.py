@@ -321,8 +321,9 @@ class Transfer(Scheduler):
     def at(self, elapsed_s: float) -> None:
         """The time spent."""
         self._elapsed_s = max(self._elapsed_s, elapsed_s)
-        if self.deadline_s is not None and self._configs:  # without one there is nothing to transfer
-            self._shut = self._shut or self._elapsed_s >= tuning_end_s(self.deadline_s, self.target_s)
+        end_s = self.tuning_end_s
+        if end_s is not None and self._configs:  # without one there is nothing to transfer
+            self._shut = self._shut or self._elapsed_s >= end_s
         self.inner.at(elapsed_s)
 
     def heard(self, event: Reported | Noted) -> None:
@@ -399,6 +400,11 @@ class Transfer(Scheduler):
         }
 
     # --- decisions -------------------------------------------------------------------------------------------
+
+    @property
+    def tuning_end_s(self) -> float | None:
+        """When tuning ends for the target to be trained in time; None: there is no deadline."""
+        return None if self.deadline_s is None else tuning_end_s(self.deadline_s, self.target_s)
 
     @property
     def target_s(self) -> float | None:

@@ -584,6 +584,9 @@ def train_fused(
     with private_randomness():
         for number, run in enumerate(runs):
             options: Mapping[str, Any] = getattr(run, "options", None) or {}
+            if getattr(run, "should_stop", False):  # told so while fusion was measured
+                left(number, None)
+                continue
             if options.get("mode") == "explore" or options.get("explorations") or task.checkpoint_steps:
                 left(number, _ended(lambda run=run: train(task, run)))  # type: ignore[misc]
                 continue

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 SHORT_S = 1.0
 """Where all that is left takes less than this one after another, measuring would not repay itself."""
 
-_WORTH = 0.25  # the part of what is left that measuring one more count may take
+_WORTH = 0.25  # the part of what is left that measuring one more count may take; of a deadline, measuring as a whole
+_CHECK = (
+    6  # times one member's measuring: the check makes four members, measuring two more makes three, and steps
+)
 _MEMORY = 0.6  # of what is free, for a profile is not all that a process allocates
 
 
@@ -55,9 +58,10 @@ def run_fused(
     spent: Measurement | None = None
     if fusion.get("measure") or fusion.get("check"):
         with _metered(settings, specs[0], devices, fraction) as other:
-            count, decided = _decide(task, specs, settings, fusion, devices[0])
+            count, decided = _decide(task, specs, settings, fusion, devices[0], sinks)
             spent = other()
-        note(sinks[0], decided)
+        if not _unwanted(sinks):  # what was broken off says nothing of the next such trials
+            note(sinks[0], decided)
     left = dict(enumerate(specs))
     if count > 1:
         group = _Placement(task, specs, settings, sinks, tell, devices, threads, fraction, spent)
@@ -117,14 +121,50 @@ def _out_of_memory(error: BaseException) -> bool:
 # ---------------------------------------------------------------- how many
 
 
+@final
+class _Haste:
+    """How long measuring may go on: for a part of the time that is left, and while anybody wants these trials.
+
+    Args:
+        left_s: The time that is left for trials such as these; None: as long as they take.
+        sinks: Of the trials.
+    """
+
+    def __init__(self, left_s: float | None, sinks: Sequence[Sink]) -> None:
+        self.left_s = left_s
+        self._sinks = sinks
+        self._begun_s = time.perf_counter()
+
+    @property
+    def spent_s(self) -> float:
+        """What measuring has taken so far."""
+        return time.perf_counter() - self._begun_s
+
+    def allows(self, more_s: float) -> bool:
+        """Whether there is time for so much more."""
+        if self.left_s is not None and self.spent_s + more_s > _WORTH * self.left_s:
+            return False
+        return not _unwanted(self._sinks)
+
+
+def _unwanted(sinks: Sequence[Sink]) -> bool:
+    """Whether all trials have been told to stop."""
+    return all(sink.told() is not None for sink in sinks)
+
+
 def _decide(
-    task: Task, specs: Sequence[Spec], settings: Settings, fusion: Mapping[str, Any], device: str
+    task: Task,
+    specs: Sequence[Spec],
+    settings: Settings,
+    fusion: Mapping[str, Any],
+    device: str,
+    sinks: Sequence[Sink],
 ) -> tuple[int, dict[str, Any]]:
     """The fusion count for these segments, and what to write in the journal."""
     from penstock.train._fused_loop import check, measure
     from penstock.train._loop import Trainer
 
-    begin_s = time.perf_counter()
+    haste = _Haste(fusion.get("left_s"), sinks)
     configs = [spec.config for spec in specs]
     given = None if fusion.get("measure") else int(fusion["count"])
     note: dict[str, Any] = {"kind": fusion.get("key", ""), "batch_size": _batch_size(task, configs[0])}
@@ -133,11 +173,16 @@ def _decide(
         steps = trainer.steps_per_epoch * max(1, _epochs(task, specs[0]))
         del trainer
         if given is None:
+            begin_s = time.perf_counter()
             alone_s, _ = measure(task, configs, 1, device=device)
+            took_s = time.perf_counter() - begin_s
             left_s = alone_s * steps * max(len(specs), int(fusion.get("ahead") or 0))
             if left_s < SHORT_S:
                 reason = f"all trials that are left take {left_s:.2g} s: too little to measure for"
                 return 1, {**note, "count": 1, "reason": reason, "profiles": []}
+            if not haste.allows(_CHECK * took_s):
+                reason = f"the {haste.left_s or 0.0:.2g} s that are left are too short to measure in"
+                return 1, {**note, "count": 1, "reason": reason, "profiles": [], "hurried": True}
         compared = check(task, configs[:2], device=device)
         note["check"] = compared.record()
         if not compared.ok:
@@ -145,14 +190,14 @@ def _decide(
             return 1, {**note, "count": 1, "reason": reason, "profiles": []}
         if given is not None:
             return given, {**note, "count": given, "reason": "as the study asks for", "profiles": []}
-        choice = _choose(task, configs, settings, fusion, device, steps)
+        choice = _choose(task, configs, settings, fusion, device, steps, haste)
     except Exception as error:  # a configuration that fails: it fails alone, with its own traceback
         reason = f"it could not be measured: {type(error).__name__}: {error}"
         return 1, {**note, "count": 1, "reason": reason[:500], "profiles": [], "failed": True}
     return choice.count, {
         **note,
         **choice.to_json(),
-        "measured_s": round(time.perf_counter() - begin_s, 3),
+        "measured_s": round(haste.spent_s, 3),
     }
 
 
@@ -163,6 +208,7 @@ def _choose(
     fusion: Mapping[str, Any],
     device: str,
     steps: int,
+    haste: _Haste,
 ) -> Choice:
     from penstock.train._fused_loop import measure
     from penstock.train._loader import _free_bytes
@@ -189,7 +235,7 @@ def _choose(
 
     def worth(throughput: float) -> bool:
         """Whether what is left is long enough to repay one more count: it may halve it, and takes twice the last."""
-        return 2 * took_s < _WORTH * ahead * steps / throughput
+        return 2 * took_s < _WORTH * ahead * steps / throughput and haste.allows(2 * took_s)
 
     chosen: Choice = settings.choose_fusion(measured, most, available_bytes=max(1, free), worth=worth)
     return chosen

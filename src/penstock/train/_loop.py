@@ -75,6 +75,8 @@ def train(task: Task, run: RunLike) -> None:
     the model as it was and set the learning rate; all others train. Without that list ``"mode": "explore"`` makes
     every epoch of the segment exploratory.
     """
+    if getattr(run, "should_stop", False):  # told so while something else kept the worker busy
+        return
     options: Mapping[str, Any] = getattr(run, "options", None) or {}
     listed = options.get("explorations")
     at: frozenset[int] | None = None if listed is None else frozenset(listed)
