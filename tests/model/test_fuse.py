@@ -1,4 +1,4 @@
-"""Fused members against the same models alone: every layer and optimizer, 24 steps in float64, members leaving."""
+"""Fused members against the same models alone: every layer and optimizer, 50 steps in float64, members leaving."""
 
 import copy
 import math
@@ -12,8 +12,7 @@ from penstock.core.errors import Unsupported
 from penstock.model import FusedOptimizer, FusedStep, Fusion, detach, group_names
 from penstock.model._parametrize import Multiply, unpack
 
-MEMBERS, ROWS, CLASSES, STEPS = 4, 6, 3, 24
-LEAVES, RETURNS = 9, 14
+MEMBERS, ROWS, CLASSES, STEPS = 4, 6, 3, 50
 normed = nn.utils.parametrizations
 
 
@@ -380,24 +379,24 @@ def members(make, optimizer=sgd, clips=None):
 
 
 def train_fused(fusion, optimizer, models, optimizers, shape, *, record=False):
-    """Member 2 leaves after some steps and comes back, as it stood, a few steps later."""
+    """50 steps; member 2 leaves after 20 and comes back, as it stood, after 30."""
     step = FusedStep(fusion, optimizer, loss_of)
     x, y = batches(shape)
     ids, state = list(range(MEMBERS)), None
     for at in range(STEPS):
-        if at == LEAVES:
+        if at == 20:
             state = fusion.draws.generators[2].get_state()
             fusion.keep([0, 1, 3])
             optimizer.keep([0, 1, 3])
             ids = [0, 1, 3]
             step.forget()
-        if at == RETURNS:
+        if at == 30:
             fusion.add([models[2]], [0])
             optimizer.add([optimizers[2]])
             fusion.draws.generators[3].set_state(state)
             ids = [0, 1, 3, 2]
             step.forget()
-        if record and at in (3, LEAVES + 2, RETURNS + 2):
+        if record and at in (3, 22, 32):
             step.record(x[at][ids], y[at][ids])
         step(x[at][ids], y[at][ids])
 
@@ -406,7 +405,7 @@ def train_alone(model, optimizer, i, shape, clip=None):
     x, y = batches(shape)
     torch.manual_seed(i)
     for at in range(STEPS):
-        if i == 2 and LEAVES <= at < RETURNS:
+        if i == 2 and 20 <= at < 30:
             continue
         optimizer.zero_grad()
         loss_of(model, x[at, i], y[at, i]).backward()
