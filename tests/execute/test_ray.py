@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import pickle
 import signal
@@ -559,6 +560,81 @@ def test_a_driver_outside_of_the_cluster_goes_through_ray_client(cluster: Any, t
     finally:
         server.stop(0)
     assert told.stdout.split("\n")[0] == "[(0, 2), (1, 2), (2, 2)] 3", told.stderr[-2000:]
+
+
+TWO_STUDIES = """
+import json, threading, time
+from pathlib import Path
+import penstock as pk
+
+def short(run):
+    for _ in run.epochs(1):
+        while not Path("other-runs").exists():
+            time.sleep(0.05)
+        run.report(loss=1.0)
+
+def long(run):
+    for epoch in run.epochs(9):
+        Path("other-runs").touch()
+        time.sleep(0.05 if over.exists() else 0.5)
+        run.report(loss=1.0)
+
+over = Path("short-is-over").absolute()
+ended, errors = {}, {}
+
+def study(work, name):
+    made = pk.Study(work, {"x": pk.Float(0, 1)}, minimize="loss", scheduler=pk.Full(trials=1), store="s.db", name=name,
+                    executor=pk.Ray(slots=1, cpus=0.5))
+    try:
+        made.run()
+    except pk.errors.ExecutorError as error:
+        errors[name] = str(error)
+    ended[name] = made.state.closed.reason
+    (over if name == "short" else Path("long-is-over")).touch()
+
+def both(*pairs):
+    threads = []
+    for pair in pairs:
+        threads.append(threading.Thread(target=study, args=pair))
+        threads[-1].start()
+        while not ray.is_initialized():
+            time.sleep(0.05)
+    return threads
+
+import ray
+for thread in both((short, "short"), (long, "long")):
+    thread.join()
+left = ray.is_initialized()
+over.unlink(), Path("other-runs").unlink()
+(thread,) = both((long, "disconnected"))
+while not Path("other-runs").exists():
+    time.sleep(0.05)
+ray.shutdown()
+thread.join()
+print(json.dumps([ended, errors, left]))
+"""
+
+
+def test_studies_in_two_threads_share_the_connection_which_the_last_one_ends(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """The one that has connected may be over first; who disconnects under a study makes it end with an error."""
+    path = tmp_path / "driver.py"
+    path.write_text(TWO_STUDIES)
+    told = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    ended, errors, left = json.loads(told.stdout.splitlines()[-1])
+    assert ended == {"short": "finished", "long": "finished", "disconnected": "error"}
+    assert not left
+    assert "ray.shutdown()" in errors["disconnected"]
 
 
 def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:
