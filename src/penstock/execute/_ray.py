@@ -946,8 +946,10 @@ class Ray(Executor):
             time.sleep(min(wait_s, 0.2))
             return
         try:
+            if not ray.is_initialized():
+                raise SystemExit
             ready, _ = ray.wait(calls, num_returns=1, timeout=wait_s)
-        except SystemExit:  # so Ray tells the one who waits that another thread has disconnected
+        except SystemExit:  # so Ray tells who waits that another thread has disconnected
             if ray.is_initialized():
                 raise
             raise ExecutorError(
