@@ -1,6 +1,7 @@
 """What goes wrong is told on the command line: by a message, by the exit code, and with the user's frames alone."""
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -196,3 +197,18 @@ def test_measure_keeps_its_result_and_code_where_the_file_cant_be_written(tmp_pa
     told = json.loads(done.stdout)
     assert (told["exit_code"], told["grid"]["g_per_kwh"]) == (3, 100.0)
     assert told["co2_g"] == pytest.approx(told["energy_wh"] / 10)
+
+
+def test_a_terminal_without_the_letters_of_a_name_gets_the_report_all_the_same(penstock, tmp_path):
+    write(tmp_path, more='study = make(name="größe λ")\n')
+    penstock("tune", "t.py", "--view", "quiet")
+    done = subprocess.run(
+        [*COMMAND, "report", "s.db"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"study gr\xf6\xdfe \u03bb: minimize loss" in done.stdout

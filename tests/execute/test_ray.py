@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import pickle
 import signal
@@ -559,6 +560,84 @@ def test_a_driver_outside_of_the_cluster_goes_through_ray_client(cluster: Any, t
     finally:
         server.stop(0)
     assert told.stdout.split("\n")[0] == "[(0, 2), (1, 2), (2, 2)] 3", told.stderr[-2000:]
+
+
+TWO_STUDIES = """
+import json, threading, time
+from pathlib import Path
+import ray
+import penstock as pk
+
+def short(run):
+    for _ in run.epochs(1):
+        while not Path("other-runs").exists():
+            time.sleep(0.05)
+        run.report(loss=1.0)
+
+def long(run):
+    for epoch in run.epochs(9):
+        Path("other-runs").touch()
+        time.sleep(0.5)
+        run.report(loss=1.0)
+
+ended = {}
+
+def study(work, name):
+    made = pk.Study(work, {"x": pk.Float(0, 1)}, minimize="loss", scheduler=pk.Full(trials=1), store="s.db", name=name,
+                    executor=pk.Ray(slots=1, cpus=0.5))
+    ended[name] = made.run().state.closed.reason
+
+threads = []
+for pair in ((short, "short"), (long, "long")):
+    threads.append(threading.Thread(target=study, args=pair))
+    threads[-1].start()
+    while not ray.is_initialized():
+        time.sleep(0.05)
+for thread in threads:
+    thread.join()
+print(json.dumps([ended, ray.is_initialized()]))
+"""
+
+
+def test_studies_in_two_threads_share_the_connection_which_the_last_one_ends(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """The one that has connected may be over first: the other goes on."""
+    path = tmp_path / "driver.py"
+    path.write_text(TWO_STUDIES)
+    told = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    ended, connected = json.loads(told.stdout.splitlines()[-1])
+    assert ended == {"short": "finished", "long": "finished"}
+    assert not connected
+
+
+@pytest.mark.parametrize("noticed", ["before", "meanwhile"])
+def test_who_disconnects_under_a_study_is_told_of(noticed: str) -> None:
+    """Ray raises SystemExit where it waits, or connects to another cluster: both would end the study without a word."""
+
+    class Disconnected:
+        connected = noticed == "meanwhile"
+
+        def is_initialized(self) -> bool:
+            return self.connected
+
+        def wait(self, *_: object, **__: object) -> None:
+            self.connected = False
+            raise SystemExit(0)
+
+    executor: Any = Ray()
+    executor._ray, executor._workers = Disconnected(), {"a call": None}
+    with pytest.raises(ExecutorError, match=r"ray\.shutdown\(\)"):
+        executor._listen(0.1)
 
 
 def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import threading
 
 import pytest
 
@@ -168,6 +169,23 @@ def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys):
     study(budget=pk.Budget(trials=3), **make).run()
     assert len(pk.Study.load(path, budget=pk.Budget(trials=6)).run().trials) == 3
     assert "no more trials" in capsys.readouterr().err
+
+
+def test_studies_without_a_name_that_begin_at_once_get_different_ones(tmp_path):
+    """On one store, as by scripts that are started side by side."""
+    path, begin, names = tmp_path / "s.db", threading.Barrier(6), []
+
+    def run():
+        made = study(scheduler=pk.Full(trials=1), store=path)
+        begin.wait()
+        names.append(made.run().name)
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(names) == ["curve", *(f"curve-{number}" for number in range(2, 7))]
 
 
 def test_a_study_that_ran_out_of_budget_goes_on_with_a_larger_one(tmp_path):

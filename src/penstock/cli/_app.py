@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -349,6 +350,8 @@ def _root(
 
 def main() -> None:
     """The ``penstock`` command: an error of the user's is one message, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that the terminal has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except PenstockError as error:

@@ -11,8 +11,10 @@ import os
 import pickle
 import socket
 import sys
+import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,6 +161,11 @@ def _ray() -> Any:
     return ray
 
 
+_connecting = threading.Lock()
+_guests: weakref.WeakSet[Ray] = weakref.WeakSet()
+"""Who uses a connection that one of them has made: a process has one, and the last to leave ends it."""
+
+
 @final
 class Ray(Executor):
     """Runs trials on a Ray cluster.
@@ -267,7 +274,7 @@ class Ray(Executor):
     def _part(self) -> None:
         """Forget the cluster."""
         self._ray: Any = None
-        self._ours = False  # we have connected, so we disconnect
+        self._ours = False  # we have connected, with our environment
         self._with_gpus = False
         self._nodes: dict[str, _Node] = {}
         self._devices: dict[str, Device] = {}
@@ -347,11 +354,27 @@ class Ray(Executor):
             raise
 
     def _connect(self, ray: Any) -> None:
-        if self._ray is not None and not ray.is_initialized():
-            self._part()  # somebody has disconnected us since the last study
-        self._ray = ray
-        if ray.is_initialized():
-            return
+        with _connecting:
+            if not ray.is_initialized():
+                _guests.clear()
+                if self._ray is not None:
+                    self._part()  # somebody has disconnected us since the last study
+            self._ray = ray
+            if not ray.is_initialized():
+                self._init(ray)
+            elif not _guests:
+                return  # it is the user's own
+            _guests.add(self)
+
+    def _disconnect(self) -> None:
+        """Leave; who is the last ends the connection, unless it is the user's own."""
+        with _connecting:
+            if self in _guests:
+                _guests.discard(self)
+                if not _guests:
+                    self._ray.shutdown()
+
+    def _init(self, ray: Any) -> None:
         address = self._options["address"] or os.environ.get("RAY_ADDRESS") or "local"
         options: dict[str, Any] = {} if address != "local" else {"include_dashboard": False}
         if self._options["runtime_env"]:
@@ -385,8 +408,7 @@ class Ray(Executor):
                     return
                 for lease in list(self._leases.values()):
                     self._drop(lease)
-                if self._ours:
-                    ray.shutdown()
+                self._disconnect()
         self._part()
         self._reset()
 
@@ -398,8 +420,7 @@ class Ray(Executor):
             if self._ray.is_initialized():
                 for lease in list(self._leases.values()):
                     self._drop(lease)
-                if self._ours:
-                    self._ray.shutdown()
+                self._disconnect()
         self._part()
 
     def _park(self) -> None:
@@ -924,7 +945,17 @@ class Ray(Executor):
         if not calls:
             time.sleep(min(wait_s, 0.2))
             return
-        ready, _ = ray.wait(calls, num_returns=1, timeout=wait_s)
+        try:
+            if not ray.is_initialized():
+                raise SystemExit
+            ready, _ = ray.wait(calls, num_returns=1, timeout=wait_s)
+        except SystemExit:  # so Ray tells who waits that another thread has disconnected
+            if ray.is_initialized():
+                raise
+            raise ExecutorError(
+                "This process was disconnected from Ray while the study ran: ray.shutdown() was called in another "
+                "thread. Call it after the study, which can be resumed."
+            ) from None
         if ready and len(calls) > 1:
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         for call in ready:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -452,19 +453,10 @@ class Study:
         return folder
 
     def _create(self, store: Store) -> StudyEntry:
-        taken = {entry.name for entry in store.studies()}
-        name = self._name
-        if name is None:
-            base = getattr(self.work, "name", None) or getattr(self.work, "__name__", None) or "study"
-            base = "study" if base == "<lambda>" else base
-            name, count = base, 1
-            while name in taken:
-                count += 1
-                name = f"{base}-{count}"
-        elif name in taken:
+        if self._name is not None and self._name in _names_in(store):
             raise InvalidInput(
-                f"There is a study {name!r} in {store.url} already. Go on with it by "
-                f"Study.load({str(self._target)!r}, {name!r}).run(), or give this one another name."
+                f"There is a study {self._name!r} in {store.url} already. Go on with it by "
+                f"Study.load({str(self._target)!r}, {self._name!r}).run(), or give this one another name."
             )
         self._bind(store)
         if self._target is not None and self._files is None and store.files is None:
@@ -482,8 +474,20 @@ class Study:
             "probe": self.probe,
         }
         blob = None if self._target is None else pack(parts)
-        entry = store.create(name, self.spec(), blob)
-        return entry
+        while True:
+            name = self._name or self._numbered(_names_in(store))
+            try:
+                return store.create(name, self.spec(), blob)
+            except InvalidInput:
+                if self._name is not None or name not in _names_in(store):
+                    raise  # else another process was faster, and the next number will do
+
+    def _numbered(self, taken: Collection[str]) -> str:
+        """The work's name, numbered if taken."""
+        base = getattr(self.work, "name", None) or getattr(self.work, "__name__", None) or "study"
+        base = "study" if base == "<lambda>" else base
+        numbers = (f"{base}-{count}" for count in itertools.count(2))
+        return next(name for name in itertools.chain([base], numbers) if name not in taken)
 
     def _bind(self, store: Store) -> None:
         """Put the sampler under the limits, with the predictors that are given or in the store."""
@@ -875,6 +879,10 @@ class Study:
         return (
             f"<Study {self.name or 'not run yet'}: {self.goal}, {counts.ended} of {counts.total} trials over>"
         )
+
+
+def _names_in(store: Store) -> set[str]:
+    return {entry.name for entry in store.studies()}
 
 
 def _gpus_of(parts: Mapping[str, Any], executor: Executor | None) -> SimulatedGpus | None:
