@@ -1,11 +1,8 @@
-"""MLflow and TensorBoard, read back by their own readers."""
+"""MLflow and TensorBoard, read back by their own readers, which are imported by whom they are used."""
 
-import mlflow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import penstock as pk
 from penstock.core import TrialStatus
@@ -30,6 +27,8 @@ def own_registry(tmp_path, monkeypatch):
 
 def scalars(folder):
     """All scalars of a run by tag and step, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
     return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
@@ -59,6 +58,8 @@ def test_tensorboard_has_every_report_of_a_finished_study_once(store, tmp_path):
 
 def test_tensorboard_knows_the_hyperparameters(store, tmp_path):
     TensorBoardLogger(tmp_path / "runs").export(store)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     reader = EventAccumulator(str(tmp_path / "runs" / "curves" / "trial-0000"))
     reader.Reload()
     plugins = reader.summary_metadata
@@ -94,6 +95,8 @@ def tracking(tmp_path_factory):
 
 
 def runs_of(tracking, experiment):
+    from mlflow import MlflowClient
+
     client = MlflowClient(tracking_uri=tracking)
     found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=100)
     parents = [run for run in found if "penstock.study" in run.data.tags]
@@ -160,6 +163,8 @@ def test_a_server_that_is_not_there_is_said_and_the_study_goes_on(tmp_path, caps
     study = make_study(str(tmp_path / "s.db"), scheduler=pk.Full(trials=2)).run(view=logger)
     assert study.state.closed.reason == "finished"
     assert "MLflow was not told of everything" in capsys.readouterr().err
+    import mlflow
+
     assert mlflow.active_run() is None
 
 
