@@ -1,12 +1,16 @@
 # Run with: python examples/lanes.py
 """Plain PyTorch loops of eight trials at a time, whose forward, backward and step are computed as one."""
 
+import os
+
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
 import penstock as pk
+
+QUICK = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
 
 
 def train(run):
@@ -39,7 +43,7 @@ if __name__ == "__main__":
         space,
         maximize="accuracy",
         sampler=pk.Random(),
-        scheduler=pk.Full(trials=16, epochs=4),
+        scheduler=pk.Full(trials=8 if QUICK else 16, epochs=4),
         executor=pk.Local(1),
         store="lanes.db",
         fuse=8,

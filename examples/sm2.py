@@ -1,6 +1,8 @@
 # Run with: python examples/sm2.py
 """SM2 on scikit-learn's digits: find batch size and learning rate while training, and see what it cost."""
 
+import os
+
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -8,6 +10,8 @@ from torch import nn
 
 import penstock as pk
 from penstock.report import sm2_report, sm2_text
+
+QUICK = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
 
 
 def digits():
@@ -34,7 +38,7 @@ if __name__ == "__main__":
         task,
         pk.Space(batch_size=pk.Choice(8, 16, 32, 64)),
         maximize="accuracy",
-        scheduler=pk.SM2(alpha=0.75, thorough_epochs=2, final_epochs=5, max_epochs=15),
+        scheduler=pk.SM2(alpha=0.75, thorough_epochs=2, final_epochs=5, max_epochs=6 if QUICK else 15),
         seed=1,
     )
     study.run()

@@ -1,12 +1,16 @@
 # Run with: python examples/task.py
 """A Task on scikit-learn's digits: find a learning rate, then train with it."""
 
+import os
+
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
 import penstock as pk
+
+QUICK = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
 
 
 def digits():
@@ -42,7 +46,8 @@ if __name__ == "__main__":
         width=pk.Choice(32, 64, 128),
         momentum=pk.Float(0.5, 0.95),
     )
-    study = pk.Study(task, space, maximize="accuracy", scheduler=pk.Full(trials=6, epochs=5), seed=1)
+    scheduler = pk.Full(trials=2 if QUICK else 6, epochs=5)
+    study = pk.Study(task, space, maximize="accuracy", scheduler=scheduler, seed=1)
     study.run()
     print("best:", study.best.config)
     print("reached:", ", ".join(f"{name} {value:.4g}" for name, value in study.best.metrics.items()))

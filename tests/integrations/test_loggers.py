@@ -1,19 +1,14 @@
-"""MLflow and TensorBoard, read back by their own readers."""
+"""MLflow and TensorBoard, read back by their own readers, which are imported by whom they are used."""
 
-import mlflow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import penstock as pk
+from penstock import integrations
 from penstock.core import TrialStatus
 from penstock.core.errors import InvalidInput
-from penstock.integrations import MLflowLogger, TensorBoardLogger
 from penstock.integrations._inline import Inline
-from penstock.integrations._mlflow import clean_name
-from penstock.integrations._tensorboard import folder_name
 from penstock.report import read_journal
 
 from .conftest import make_study
@@ -30,6 +25,8 @@ def own_registry(tmp_path, monkeypatch):
 
 def scalars(folder):
     """All scalars of a run by tag and step, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
     return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
@@ -48,17 +45,19 @@ def check_board(folder, state):
 
 
 def test_tensorboard_has_every_report_of_a_finished_study_once(store, tmp_path):
-    logger = TensorBoardLogger(tmp_path / "runs")
+    logger = integrations.TensorBoardLogger(tmp_path / "runs")
     logger.export(store)
     state = read_journal(store).state
     assert any(len(record.reports) == 4 for record in state.trials.values())
     check_board(tmp_path / "runs", state)
-    TensorBoardLogger(tmp_path / "runs").export(store)
+    integrations.TensorBoardLogger(tmp_path / "runs").export(store)
     check_board(tmp_path / "runs", state)
 
 
 def test_tensorboard_knows_the_hyperparameters(store, tmp_path):
-    TensorBoardLogger(tmp_path / "runs").export(store)
+    integrations.TensorBoardLogger(tmp_path / "runs").export(store)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     reader = EventAccumulator(str(tmp_path / "runs" / "curves" / "trial-0000"))
     reader.Reload()
     plugins = reader.summary_metadata
@@ -76,10 +75,10 @@ def test_tensorboard_knows_the_hyperparameters(store, tmp_path):
 def test_tensorboard_live_and_resumed_is_the_same_as_exported(tmp_path):
     path = str(tmp_path / "live.db")
     study = make_study(path, budget=pk.Budget(epochs=5))
-    study.run(view=TensorBoardLogger(tmp_path / "runs"))
+    study.run(view=integrations.TensorBoardLogger(tmp_path / "runs"))
     assert study.state.closed.reason == "budget"
     again = pk.Study.load(path, budget=pk.Budget())
-    again.run(view=TensorBoardLogger(tmp_path / "runs"))
+    again.run(view=integrations.TensorBoardLogger(tmp_path / "runs"))
     assert again.state.closed.reason == "finished"
     check_board(tmp_path / "runs", again.state)
 
@@ -94,6 +93,8 @@ def tracking(tmp_path_factory):
 
 
 def runs_of(tracking, experiment):
+    from mlflow import MlflowClient
+
     client = MlflowClient(tracking_uri=tracking)
     found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=100)
     parents = [run for run in found if "penstock.study" in run.data.tags]
@@ -130,7 +131,7 @@ def check_mlflow(tracking, experiment, state):
 def test_mlflow_has_every_report_of_a_finished_study_once(store, tracking):
     state = read_journal(store).state
     for _ in range(2):
-        MLflowLogger("finished", tracking_uri=tracking).export(store, "curves")
+        integrations.MLflowLogger("finished", tracking_uri=tracking).export(store, "curves")
         parent = check_mlflow(tracking, "finished", state)
     assert parent.info.status == "FINISHED"
     assert parent.info.run_name == "curves"
@@ -138,9 +139,11 @@ def test_mlflow_has_every_report_of_a_finished_study_once(store, tracking):
 
 def test_mlflow_live_and_resumed_is_the_same_as_exported(tmp_path, tracking):
     path = str(tmp_path / "live.db")
-    make_study(path, budget=pk.Budget(epochs=5)).run(view=MLflowLogger("live", tracking_uri=tracking))
+    make_study(path, budget=pk.Budget(epochs=5)).run(
+        view=integrations.MLflowLogger("live", tracking_uri=tracking)
+    )
     again = pk.Study.load(path, budget=pk.Budget())
-    again.run(view=MLflowLogger("live", tracking_uri=tracking))
+    again.run(view=integrations.MLflowLogger("live", tracking_uri=tracking))
     assert again.state.closed.reason == "finished"
     check_mlflow(tracking, "live", again.state)
 
@@ -149,17 +152,19 @@ def test_studies_of_one_name_in_two_stores_are_two_runs(tmp_path, tracking):
     for number in range(2):
         path = str(tmp_path / f"{number}.db")
         make_study(path, scheduler=pk.Full(trials=1)).run()
-        MLflowLogger("twins", tracking_uri=tracking).export(path)
+        integrations.MLflowLogger("twins", tracking_uri=tracking).export(path)
     assert len(runs_of(tracking, "twins")[1]) == 2
 
 
 def test_a_server_that_is_not_there_is_said_and_the_study_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    logger = MLflowLogger("nowhere", tracking_uri="http://127.0.0.1:9")
+    logger = integrations.MLflowLogger("nowhere", tracking_uri="http://127.0.0.1:9")
     study = make_study(str(tmp_path / "s.db"), scheduler=pk.Full(trials=2)).run(view=logger)
     assert study.state.closed.reason == "finished"
     assert "MLflow was not told of everything" in capsys.readouterr().err
+    import mlflow
+
     assert mlflow.active_run() is None
 
 
@@ -180,9 +185,11 @@ def odd_study(path, name):
 def test_mlflow_takes_any_name_and_knows_the_study_again(tmp_path, tracking, name):
     path = str(tmp_path / "s.db")
     experiment = f"odd {name}"
-    odd_study(path, name).run(view=MLflowLogger(experiment, tracking_uri=tracking, tags={"team@home": "5"}))
+    odd_study(path, name).run(
+        view=integrations.MLflowLogger(experiment, tracking_uri=tracking, tags={"team@home": "5"})
+    )
     for _ in range(2):
-        MLflowLogger(experiment, tracking_uri=tracking).export(path)
+        integrations.MLflowLogger(experiment, tracking_uri=tracking).export(path)
         client, (parent,), children = runs_of(tracking, experiment)
         assert parent.data.tags["penstock.study"].startswith(name)
         assert set(children) == {0}
@@ -204,6 +211,8 @@ def test_mlflow_takes_any_name_and_knows_the_study_again(tmp_path, tracking, nam
 def test_every_name_becomes_one_that_mlflow_takes_and_good_ones_stay(name):
     from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
 
+    from penstock.integrations._mlflow import clean_name
+
     clean = clean_name(name)
     for prefix in ("", "best."):
         for check in (_validate_metric_name, _validate_param_name, _validate_tag_name):
@@ -214,6 +223,8 @@ def test_every_name_becomes_one_that_mlflow_takes_and_good_ones_stay(name):
 
 @given(st.text(min_size=1, max_size=300))
 def test_a_studys_folder_is_below_the_loggers(name):
+    from penstock.integrations._tensorboard import folder_name
+
     found = folder_name(name)
     assert found
     assert found not in (".", "..")
@@ -229,7 +240,7 @@ def test_tensorboard_stays_in_its_folder(tmp_path, name):
     name = str(tmp_path / "abs") if name == "ABSOLUTE" else name
     odd_study(str(tmp_path / "s.db"), name).run()
     for _ in range(2):
-        TensorBoardLogger(base / "runs").export(str(tmp_path / "s.db"))
+        integrations.TensorBoardLogger(base / "runs").export(str(tmp_path / "s.db"))
     (folder,) = (base / "runs").iterdir()
     assert [path.name for path in base.iterdir()] == ["runs"]
     assert not (tmp_path / "abs").exists()
@@ -242,17 +253,17 @@ def test_loggers_say_what_they_cannot_use(store, tmp_path):
     (tmp_path / "file").touch()
     for wrong in (5, None, "", tmp_path / "file"):
         with pytest.raises(InvalidInput, match="folder"):
-            TensorBoardLogger(wrong)
+            integrations.TensorBoardLogger(wrong)
     with pytest.raises(InvalidInput, match="Can't write"):
-        TensorBoardLogger(tmp_path / "file" / "runs").export(store)
+        integrations.TensorBoardLogger(tmp_path / "file" / "runs").export(store)
     for wrong in (5, None, object()):
         with pytest.raises(InvalidInput, match="source takes"):
-            TensorBoardLogger(tmp_path / "runs").export(wrong)
+            integrations.TensorBoardLogger(tmp_path / "runs").export(wrong)
     for wrong in (5, "tag", {5: "x"}):
         with pytest.raises(InvalidInput, match="tags takes"):
-            MLflowLogger(tags=wrong)
+            integrations.MLflowLogger(tags=wrong)
     for wrong in (5, ""):
         with pytest.raises(InvalidInput, match="tracking_uri takes"):
-            MLflowLogger(tracking_uri=wrong)
+            integrations.MLflowLogger(tracking_uri=wrong)
     with pytest.raises(InvalidInput, match="'nonsense://x'"):
-        MLflowLogger(tracking_uri="nonsense://x").export(store)
+        integrations.MLflowLogger(tracking_uri="nonsense://x").export(store)

@@ -8,7 +8,6 @@ from io import BytesIO
 import optuna
 import pytest
 from optuna.trial import TrialState
-from optuna_dashboard import wsgi
 
 import penstock as pk
 from penstock.core import StudyState
@@ -78,6 +77,8 @@ def test_any_prefix_of_the_journal_exports_to_the_same(store):
 def test_optuna_dashboard_opens_it(store, tmp_path):
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/optuna.db")
     export_optuna(store, storage)
+    from optuna_dashboard import wsgi  # not when every test process collects
+
     app = wsgi(storage)
 
     def get(path):
