@@ -73,6 +73,28 @@ def test_masks_of_dropout_are_no_movement():
     assert abs(check.layers[-1].slope) < 0.2, str(check)
 
 
+def test_words_that_nothing_pulls_at_do_not_hide_how_the_next_one_moves():
+    """Of many outputs a row moves one by the width's features together; the others by random sums of them."""
+    x = torch.arange(64)
+    y = (3 * x + 1) % 64
+
+    def build(width=128):
+        return nn.Sequential(nn.Embedding(64, width), nn.LayerNorm(width), nn.Linear(width, 64, bias=False))
+
+    make = ours(build, x, torch.optim.Adam, 1e-3, adam=True)
+    check = coordinate_check(make, [(x, y)], F.cross_entropy, divisors=(1, 2, 4, 8))
+    assert check.ok, str(check)
+    assert abs(check.layers[-1].slope) < 0.2, str(check)
+
+    def standard(divisor, seed):
+        torch.manual_seed(seed)
+        model = build(128 // divisor)
+        return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    check = coordinate_check(standard, [(x, y)], F.cross_entropy, divisors=(1, 2, 4, 8))
+    assert check.layers[-1].slope > 0.8  # as many features move the output together as there are
+
+
 def test_a_weight_that_is_computed_is_no_activation():
     normed = nn.utils.parametrizations.weight_norm
 

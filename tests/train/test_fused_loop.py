@@ -1,9 +1,12 @@
 """The fused loop against the unfused one: the same numbers, whoever leaves, joins, fails or diverges."""
 
 import copy
+import dataclasses
 import json
 import math
 import random
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -331,6 +334,59 @@ def test_what_a_model_makes_at_its_first_call_for_all_is_fused():
         for one, other in zip(alone, together, strict=True):
             close(one.train_epoch(), results[other])
     assert fused.reasons == {}
+
+
+class Named(NamedTuple):
+    logits: torch.Tensor
+    size: torch.Tensor
+
+
+@dataclasses.dataclass
+class Described:
+    logits: torch.Tensor
+    size: torch.Tensor
+
+
+def as_in_transformers(logits, size):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    return outputs.SequenceClassifierOutput(logits=logits, loss=size)
+
+
+class Talkative(nn.Module):
+    """Returns its outputs by name, and a number for the batch beside them."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.head, self.form = nn.Linear(FEATURES, CLASSES), form
+
+    def forward(self, x):
+        out = self.head(x)
+        return self.form(out, out.abs().mean())
+
+
+@pytest.mark.parametrize("metrics_on", ["set", "batch"])
+@pytest.mark.parametrize("form", [Named, Described, as_in_transformers])
+def test_metrics_see_outputs_as_the_model_returns_them(form, metrics_on):
+    task = make_task(
+        lambda: Talkative(form).double(),
+        metrics={
+            "accuracy": lambda out, y: accuracy(out.logits, y),
+            "size": lambda out, y: out["loss"] if isinstance(out, Mapping) else out.size,
+        },
+        metrics_on=metrics_on,
+        eval_batch_size=16,  # 40 rows: the last batch is smaller
+    )
+    task.loss = lambda out, y: F.cross_entropy(out.logits, y)
+    alone, together = trainers(task), trainers(task)
+    results = FusedTrainer(together).train_epoch()
+    x, y = task.data.val
+    for one, other in zip(alone, together, strict=True):
+        found = one.train_epoch()
+        close(found, results[other])
+        with torch.no_grad():
+            whole = one.model.head(x)
+        assert found["accuracy"] == pytest.approx(float((whole.argmax(1) == y).double().mean()))
+        assert found["size"] == pytest.approx(float(whole.abs().mean()))
 
 
 def test_a_group_that_does_not_fit_the_memory_is_halved(monkeypatch):

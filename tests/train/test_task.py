@@ -132,6 +132,7 @@ def test_the_same_seed_gives_the_same_weights():
         ({"lr": -1.0}, {}, r"SGD\(lr=-1.0\) refuses"),
         ({"lr": 0.1, "batch_size": 0}, {}, "batch_size.*0"),
         ({"lr": 0.1, "batch_size": 2.5}, {}, "batch_size.*2.5"),
+        ({"lr": 0.1, "epochs": 3}, {"model": lambda config: nn.Linear(4, 2)}, r"epochs.*pk\.Full"),
         (
             {"lr": 0.1},
             {"optimizer": lambda params, lr: torch.optim.LBFGS(params, lr)},
@@ -162,6 +163,10 @@ def test_configurations_that_cannot_work(config, more, words):
         ({"target": 0.9}, "target must be"),
         ({"metrics": {"loss": F.cross_entropy}}, "always reported"),
         ({"metrics": {"accuracy": 3}}, "must be a function"),
+        ({"metrics": [F.cross_entropy]}, "metrics must be functions by name"),
+        ({"loss": nn.CrossEntropyLoss}, r"got the class CrossEntropyLoss: write loss=CrossEntropyLoss\(\)"),
+        ({"optimizer": "adam"}, "optimizer must be a class.*'adam'"),
+        ({"schedule": "cosine"}, "schedule must be a function.*'cosine'"),
         ({"checkpoint_steps": 0}, "checkpoint_steps"),
         ({"optimizer": torch.optim.LBFGS}, r"optimizer=LBFGS.*closure.*AdamW.*train\(run\)"),
         ({"optimizer": {"sgd": torch.optim.SGD, "lbfgs": torch.optim.LBFGS}}, "optimizer=LBFGS.*closure"),
@@ -280,6 +285,29 @@ def test_metrics_without_validation_data_are_refused():
 def test_data_of_no_known_form():
     with pytest.raises(InvalidInput, match="got a str"):
         task(data="mnist").load(torch.device("cpu"))
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(4), 0
+
+
+LOADER = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 4), torch.zeros(8).long()))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Endless(), "Endless.*map-style"),
+        (Data(Endless()), "Endless.*map-style"),
+        (LOADER, r"loader\.dataset"),
+        ((LOADER, LOADER), r"loader\.dataset"),
+        (Data(LOADER), r"loader\.dataset"),
+    ],
+)
+def test_what_only_streams_is_refused_with_what_to_give(data, words):
+    with pytest.raises(InvalidInput, match=words):
+        task(data=data).load(torch.device("cpu"))
 
 
 def test_numpy_inputs_keep_their_type():

@@ -44,8 +44,9 @@ class LayerCheck:
 
     Attributes:
         layer: Its path in the model, or the parameter's name.
-        sizes: Mean absolute activation after the last step, or the largest root mean square of the gradient in all of
-            them, by width, narrowest first; None: not finite.
+        sizes: Mean absolute activation after the last step (of the output, how far it has moved as the loss wants),
+            or the largest root mean square of the gradient in all of them, by width, narrowest first; None: not
+            finite.
         slope: Of log size over log width.
         doubt: The slope's standard error, from the seeds.
         verdict: ``"ok"``, ``"grows"``, ``"vanishes"`` or ``"diverges"``.
@@ -225,29 +226,36 @@ def _train(
     masks = _generators(batches[0][0])
     first, output = _activations(model, batches[0][0], call)
     gradients: dict[str, float] = {}
+    pull: Tensor | None = None  # where the loss wants the first output to move
     value = math.nan
     steps_s = []
     for step in range(steps):
         inputs, targets = batches[step % len(batches)]
+        if not step:
+            _put(masks)
         begun = time.perf_counter()
         optimizer.zero_grad()
-        found = loss(call(model, inputs), targets)
+        made = call(model, inputs)
+        start = None if step else _output(made)
+        if start is not None and start.requires_grad:
+            start.retain_grad()
+        found = loss(made, targets)
         torch.autograd.backward(found)
         paused = time.perf_counter()
+        pull = pull if start is None else start.grad
         _measure(model, gradients)
         begun += time.perf_counter() - paused  # looking at gradients is no part of a step
         optimizer.step()
         value = float(found.detach())
         steps_s.append(time.perf_counter() - begun)
     zeros = {name for name, size in first.items() if size == 0 and name != OUTPUT}
-    for generator, state in masks:  # Other masks of dropout would be taken for movement.
-        generator.set_state(state)
+    _put(masks)  # Other masks of dropout would be taken for movement.
     sizes, now = _activations(model, batches[0][0], call)
-    if output is not None and now is not None and output.shape == now.shape and first[OUTPUT] > 0:
+    if output is not None and now is not None and output.shape == now.shape:
         # First outputs are random sums that shrink with the width, in a right model too: what counts is how they move.
-        moved = float((now - output).abs().mean())
-        made = [name for name, size in first.items() if size == first[OUTPUT]]  # the layer it comes from, too
-        sizes |= dict.fromkeys(made, moved)
+        moved = _moved(now - output, pull)
+        same = [name for name, size in first.items() if size == first[OUTPUT]]  # the layer it comes from, too
+        sizes |= dict.fromkeys(same if first[OUTPUT] > 0 else [OUTPUT], moved)
     return _Trained(sizes, gradients, value, steps_s, zeros)
 
 
@@ -256,6 +264,23 @@ def _generators(inputs: Any) -> list[tuple[torch.Generator, Tensor]]:
     found = [torch.default_generator]
     found += [torch.cuda.default_generators[t.device.index or 0] for t in _tensors(inputs)[:1] if t.is_cuda]
     return [(generator, generator.get_state()) for generator in found]
+
+
+def _put(states: Sequence[tuple[torch.Generator, Tensor]]) -> None:
+    for generator, state in states:
+        generator.set_state(state)
+
+
+def _moved(change: Tensor, pull: Tensor | None) -> float:
+    """How far outputs have moved, on average, towards where the loss pulled them, by the strength of its pull.
+
+    What a step does to the outputs that nothing pulls at (of a large vocabulary, all words but the next one) is a
+    random sum of few or many features: it shrinks with the width, in a right model too.
+    """
+    strength = 0.0 if pull is None or pull.shape != change.shape else float(pull.double().abs().sum())
+    if pull is None or not strength > 0:
+        return float(change.abs().mean())
+    return abs(float((change.double() * pull.double()).sum())) / strength
 
 
 @torch.no_grad()
@@ -296,12 +321,18 @@ def _activations(
     finally:
         for hook in hooks:
             hook.remove()
-    tensors = [t for t in _tensors(output) if t.is_floating_point()]
-    if hasattr(output, "logits"):
-        tensors = [output.logits]
-    if tensors:
-        found[OUTPUT] = float(tensors[0].abs().mean())
-    return found, tensors[0] if tensors else None
+    whole = _output(output)
+    if whole is not None:
+        found[OUTPUT] = float(whole.abs().mean())
+    return found, whole
+
+
+def _output(made: Any) -> Tensor | None:
+    """The output proper of what a model returns."""
+    if hasattr(made, "logits"):
+        logits: Tensor = made.logits
+        return logits
+    return next((t for t in _tensors(made) if t.is_floating_point()), None)
 
 
 def _judge(

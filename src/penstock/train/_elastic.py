@@ -313,7 +313,8 @@ class Crew:
                             _add(sums, name, value, count)
                     result = {name: float(value) / source.n for name, value in sums.items()}
                     if on_set:
-                        output, truth = _join([part[3] for part in found]), _join(truths)
+                        sizes = [part[1] for part in found]
+                        output, truth = _join([part[3] for part in found], sizes), _join(truths)
                         for name, metric in task.metrics.items():
                             result[name] = _scalar(name, metric(output, truth))
         finally:

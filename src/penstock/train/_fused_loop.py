@@ -402,6 +402,7 @@ class _Group:
         totals = torch.zeros(count, dtype=torch.float64, device=first.device)
         outputs: list[list[Any]] = [[] for _ in self.trainers]
         truths: list[Any] = []
+        sizes: list[int] = []
         rows = 0
 
         def function(model: Any, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
@@ -415,6 +416,7 @@ class _Group:
                 for inputs, targets in source.batches(task.eval_batch_size):
                     size = min(task.eval_batch_size, source.n - rows)
                     output, losses = self.fusion(function, inputs, targets, stacked=(False, False))
+                    _check_parts(output)
                     totals += losses.double() * size
                     for member in range(count):
                         own = _of(output, member)
@@ -424,6 +426,7 @@ class _Group:
                             for name, metric in task.metrics.items():
                                 sums[member][name] += _scalar(name, metric(own, targets)) * size
                     truths.append(targets)
+                    sizes.append(size)
                     rows += size
                 results: list[dict[str, float] | Exception] = []
                 truth = _join(truths) if on_set else None
@@ -431,7 +434,7 @@ class _Group:
                     found = {"loss": total / rows, **{n: v / rows for n, v in sums[member].items()}}
                     try:
                         if on_set:
-                            whole = _join(outputs[member])
+                            whole = _join(outputs[member], sizes)
                             for name, metric in task.metrics.items():
                                 found[name] = _scalar(name, metric(whole, truth))
                         results.append(found)
@@ -445,6 +448,13 @@ class _Group:
 def _of(tree: Any, member: int) -> Any:
     """One member's part of stacked tensors."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf[member], tree)
+
+
+def _check_parts(output: Any) -> None:
+    """Refuse outputs whose members' parts can't be told apart: objects with tensors inside that torch does not know."""
+    for leaf in pytree.tree_leaves(output):
+        if dataclasses.is_dataclass(leaf) or (leaf is output and not isinstance(leaf, Tensor)):
+            raise Unsupported(f"the model returns a {type(leaf).__name__}, which can't be split into members")
 
 
 def _stand(trainer: Trainer) -> None:

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from penstock.core.errors import InvalidInput
 
@@ -75,6 +75,10 @@ def flatten(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]
             return lambda rows: rows[at]
         if node is None:
             return lambda rows: None
+        if isinstance(node, DataLoader):
+            raise InvalidInput(
+                "The data is a DataLoader, and a task makes its batches itself: give what it loads (loader.dataset)."
+            )
         raise InvalidInput(
             f"Data must be tensors, arrays, or tuples, lists and dicts of them; got a {type(node).__name__}."
         )

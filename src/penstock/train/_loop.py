@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -420,6 +421,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         outputs: list[Any] = []
         truths: list[Any] = []
+        sizes: list[int] = []
         rows = 0
         was_training = model.training
         model.eval()
@@ -434,13 +436,14 @@ class Trainer:
                             _check_room(output, count, source.n, self.device)
                         outputs.append(output)
                         truths.append(targets)
+                        sizes.append(count)
                     else:
                         for name, metric in task.metrics.items():
                             _add(sums, name, metric(output, targets), count)
                     rows += count
                 result = {name: float(value) / rows for name, value in sums.items()}
                 if on_set:
-                    output, truth = _join(outputs), _join(truths)
+                    output, truth = _join(outputs, sizes), _join(truths)
                     for name, metric in task.metrics.items():
                         result[name] = _scalar(name, metric(output, truth))
         finally:
@@ -679,15 +682,41 @@ def _scalar(name: str, value: Any) -> float:
         raise InvalidInput(f"The metric {name!r} returned {value!r}; it must return one number.") from error
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def _join(parts: Sequence[Any], sizes: Sequence[int] | None = None) -> Any:
+    """Outputs or targets of batches as those of all their rows, ``sizes`` rows each.
+
+    Raises:
+        InvalidInput: They are objects that can't be put together.
+    """
     first = parts[0]
     if isinstance(first, Tensor):
-        return first if len(parts) == 1 else torch.cat(list(parts))
+        if len(parts) == 1:
+            return first
+        return torch.cat(list(parts)) if first.dim() else _mean(parts, sizes)
     if isinstance(first, Mapping):
-        return {key: _join([part[key] for part in parts]) for key in first}
+        named = {key: _join([part[key] for part in parts], sizes) for key in first}
+        # Outputs of Hugging Face's models are looked up by attribute, too.
+        return type(first)(**named) if is_dataclass(first) else named
     if isinstance(first, tuple | list):
-        return tuple(_join([part[i] for part in parts]) for i in range(len(first)))
+        items = [_join([part[i] for part in parts], sizes) for i in range(len(first))]
+        return type(first)(*items) if hasattr(first, "_fields") else tuple(items)
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [each.name for each in fields(first) if each.init]
+        return replace(first, **{n: _join([getattr(part, n) for part in parts], sizes) for n in names})
+    if len(parts) > 1 and any(isinstance(value, Tensor) for value in getattr(first, "__dict__", {}).values()):
+        raise InvalidInput(
+            f"The model returns a {type(first).__name__}, and Penstock can't put those of several batches together for "
+            'the metrics. Return tensors, tuples, dicts or a dataclass, or use metrics_on="batch".'
+        )
     return first
+
+
+def _mean(parts: Sequence[Tensor], sizes: Sequence[int] | None) -> Tensor:
+    """What is one number for a batch (a penalty, a loss), for all rows: the mean."""
+    values = torch.stack(list(parts))
+    weights = torch.tensor([1] * len(parts) if sizes is None else sizes, device=values.device)
+    mean = (values.double() * weights).sum() / weights.sum()
+    return mean.to(values.dtype) if values.is_floating_point() else mean
 
 
 def _check_room(output: Any, rows: int, n: int, device: torch.device) -> None:

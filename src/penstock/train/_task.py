@@ -150,6 +150,17 @@ class Task:
         for name, part in (("model", model), ("loss", loss)):
             if not callable(part):
                 raise InvalidInput(f"{name} must be a function, got {part!r}.")
+        if isinstance(loss, type):
+            raise InvalidInput(
+                f"loss must be a function of an output and targets, got the class {loss.__name__}: write "
+                f"loss={loss.__name__}()."
+            )
+        if not isinstance(metrics or {}, Mapping):
+            raise InvalidInput(
+                f'metrics must be functions by name, {{"accuracy": accuracy}}, got {metrics!r}.'
+            )
+        if schedule is not None and not callable(schedule):
+            raise InvalidInput(f"schedule must be a function that makes an lr scheduler, got {schedule!r}.")
         for name, number in (
             ("epochs", epochs),
             ("batch_size", batch_size),
@@ -171,6 +182,10 @@ class Task:
             optimizer = torch.optim.SGD
         _check_model(model)
         for make in optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,):
+            if not callable(make):
+                raise InvalidInput(
+                    f"optimizer must be a class such as torch.optim.SGD, or several by name, got {make!r}."
+                )
             _check_step(make, make)
         self.model = model
         self.data = data if isinstance(data, Data) else Data(data)
@@ -389,6 +404,11 @@ class Task:
         if not unknown:
             return None
         names = ", ".join(map(repr, unknown))
+        if "epochs" in unknown:
+            raise InvalidInput(
+                "epochs is no hyperparameter of a task: how long a trial trains is the scheduler's affair "
+                "(pk.Full(epochs=20), pk.Hyperband, pk.ASHA). Remove it from the space."
+            )
         text = (
             f"Nothing takes the hyperparameter {names}: the optimizer {_name(self.optimizer)} has no such "
             f"parameter and the model factory {_name(self.model)} did not look at it. "
@@ -548,7 +568,9 @@ def _as_data(given: Any) -> Data:
         given = given()
     if isinstance(given, Data):
         return _as_data(given.train) if callable(given.train) and given.val is None else given
-    is_dataset = isinstance(given, torch.utils.data.Dataset)
+    is_dataset = isinstance(given, torch.utils.data.Dataset) and hasattr(given, "__len__")
+    if isinstance(given, torch.utils.data.IterableDataset):
+        return Data(given)  # which says, when it is loaded, what is wrong with it
     if isinstance(given, tuple | list) and len(given) == 2:
         if all(isinstance(part, torch.utils.data.Dataset) for part in given):
             return Data(given[0], given[1])
@@ -569,6 +591,10 @@ def _as_data(given: Any) -> Data:
         return Data(given["train"], given.get("val"))
     if isinstance(given, torch.Tensor) or hasattr(given, "__array__"):
         return Data.split(given, given)
+    from penstock.train._loader import flatten
+
+    if isinstance(given, torch.utils.data.DataLoader):
+        flatten(given)
     raise InvalidInput(
         f"data must be a pk.Data, (inputs, targets), a map-style Dataset or a function that returns one, "
         f"got a {type(given).__name__}."
