@@ -48,6 +48,10 @@ class TrialRecord:
         violated: Limits of the study that it was measured to violate, as text.
         device_s: Device-seconds it held: half a device for two seconds is one.
         refused: Proposals that were refused before this one, since they were predicted to violate a limit.
+        overtaken: It trains the full model with a configuration that is none of the best that its narrow twin has found
+            in the end: when it was started, early, nobody could know.
+        once_j: As ``energy``, in joules, but with each epoch only once: what it would have drawn undisturbed.
+        once_s: As ``train_s``, likewise.
     """
 
     id: int
@@ -74,6 +78,9 @@ class TrialRecord:
     violated: tuple[str, ...] = ()
     device_s: float = 0.0
     refused: int = 0
+    overtaken: bool = False
+    once_j: float | None = None
+    once_s: float = 0.0
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
     _members: int = 1  # of the fused training it runs in: they share the device's time
@@ -123,6 +130,10 @@ class Counts:
 
 VIOLATED = "limit_violated"
 """The topic of notes that a trial was measured to violate a limit of the study."""
+CHOSEN = "chosen"
+"""The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
+ONCE = "once"
+"""In the first session's note: trials are compared by what their epochs take once, however often they were run."""
 REFUSED = "refused"
 """The topic of notes of further ``proposals`` that were refused by a limit, with no trial after them."""
 
@@ -149,6 +160,7 @@ class StudyState:
         self.device_s = 0.0  # device-seconds held by trials
         self.devices: set[str] = set()  # devices that were used
         self.refused = 0  # proposals, since they were predicted to violate a limit
+        self.chosen: tuple[int, ...] | None = None  # trials of the twin whose configurations count; None: all
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> StudyState:
@@ -162,6 +174,11 @@ class StudyState:
     def energy(self) -> Measurement | None:
         """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
+
+    @property
+    def once(self) -> bool:
+        """Whether its trials are compared by what each epoch takes once; not so in journals of earlier releases."""
+        return bool(self.sessions) and bool(self.sessions[0].note.get(ONCE))
 
     def apply(self, event: Event) -> bool:
         """Fold one event in; returns whether it said anything new."""
@@ -212,6 +229,10 @@ class StudyState:
                 if event.topic == VIOLATED and event.trial in self.trials:
                     record = self.trials[event.trial]
                     record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
+                if event.topic == CHOSEN and isinstance(event.data.get("trials"), list):
+                    self.chosen = tuple(event.data["trials"])
+                    for record in self.trials.values():
+                        record.overtaken = self._overtaken(record)
                 if event.topic == REFUSED and isinstance(event.data.get("proposals"), int):
                     self.refused += event.data["proposals"]
             case SessionOpened():
@@ -222,6 +243,9 @@ class StudyState:
             case SessionClosed():
                 self.closed = event
         return True
+
+    def _overtaken(self, record: TrialRecord) -> bool:
+        return self.chosen is not None and record.is_target and record.parent not in self.chosen
 
     def _move(self, record: TrialRecord, status: TrialStatus) -> None:
         counts = self.counts
@@ -235,6 +259,7 @@ class StudyState:
         record = self.trials.get(trial.id)
         if record is None:
             record = TrialRecord(trial.id, trial.config, trial.seed, segment, trial.parent, created_s=time_s)
+            record.overtaken = self._overtaken(record)
             self.trials[trial.id] = record
             self.counts.waiting += 1
             return
@@ -281,9 +306,15 @@ class StudyState:
         if event.epoch <= record.epoch:
             return False
         record.epoch = event.epoch
+        record.once_s += event.train_s or 0.0
+        self._count_once(record, event.energy)
         record.reports.append(event)
         self.epochs += 1
         return True
+
+    def _count_once(self, record: TrialRecord, drawn: Measurement | None) -> None:
+        if drawn is not None:
+            record.once_j = drawn.joules if record.once_j is None else record.once_j + drawn.joules
 
     def _drew(self, record: TrialRecord, drawn: Measurement) -> None:
         record.energy = drawn if record.energy is None else record.energy + drawn
@@ -300,6 +331,7 @@ class StudyState:
         self._settle_shares(record, event.time_s)
         if event.energy is not None:
             self._drew(record, event.energy)
+            self._count_once(record, event.energy)
         if event.status is TrialStatus.FAILED:
             record.attempts += 1
             record.error = event.error

@@ -31,7 +31,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.state import REFUSED
+from penstock.core.state import ONCE, REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
@@ -100,7 +100,7 @@ class Session:
         An error closes it, too: first what came of the trials is written, then the error is raised.
         """
         engine = self._engine
-        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
+        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid(), {ONCE: True}))
         for note in notes:
             self._take(note)
         self._write(everything=True)
@@ -171,6 +171,8 @@ class Session:
                 self._take(engine.annotate(event))
             try:
                 stops = engine.take_stops(self._now())
+                for event in engine.take_choice(self._now()):
+                    self._take(event)
             except Exception as error:
                 stops = []
                 self._fail(error)
