@@ -28,6 +28,7 @@ from penstock.core import (
     TrialStatus,
     summary,
 )
+from penstock.goal import Goal
 
 
 @dataclass
@@ -232,3 +233,21 @@ def test_time_between_sessions_is_not_spent() -> None:
     )
     assert state.spent_s == 13.0
     assert state.closed is not None
+
+
+def test_an_epoch_that_was_run_again_is_spent_twice_and_compared_once() -> None:
+    def report(epoch: int) -> Reported:
+        return Reported(1.0, 0, epoch, {"loss": 1.0}, 3.0, Measurement(2.0 + epoch, "J", Source.MEASURED))
+
+    opened = SessionOpened(0.0, note={"once": True})
+    segment = Segment(Trial(0, {}, 0), until=3)
+    events = [opened, Submitted(0.0, 1, (segment,)), Started(0.0, 0), report(1), report(2)]
+    killed = StudyState.of([*events, SessionOpened(2.0), Started(2.0, 0), report(2), report(3)])
+    undisturbed = StudyState.of([*events, report(3)])
+    goal = Goal.of(["energy_j", "train_s"], None)
+    assert goal.score(killed.trials[0]) == goal.score(undisturbed.trials[0]) == (12.0, 9.0)
+    assert goal.score(killed.trials[0], once=False) == (16.0, 12.0)
+    assert killed.energy is not None
+    assert killed.energy.joules == 16.0
+    assert killed.once
+    assert not StudyState.of([SessionOpened(0.0), opened]).once  # begun by an earlier release

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core import (
     Ended,
+    Noted,
     Reported,
     Saved,
     Segment,
@@ -22,25 +23,43 @@ from penstock.goal._objective import ranked
 from penstock.study._files import CheckpointKeeper, gone
 
 TARGET = {"model": "target"}
-# number -> options, status at the end, loss
+# number -> options, parent, status at the end, loss
 TRIALS = {
-    0: ({}, TrialStatus.COMPLETED, 0.1),
-    1: (TARGET, TrialStatus.STOPPED, 0.2),
-    2: (TARGET, TrialStatus.COMPLETED, 0.4),
-    3: (TARGET, TrialStatus.COMPLETED, 0.3),
+    0: ({}, None, TrialStatus.COMPLETED, 0.1),
+    1: (TARGET, 0, TrialStatus.STOPPED, 0.2),
+    2: (TARGET, 0, TrialStatus.COMPLETED, 0.4),
+    3: (TARGET, 0, TrialStatus.COMPLETED, 0.3),
+    4: (TARGET, 9, TrialStatus.COMPLETED, 0.35),
 }
+ORDERS = list(itertools.permutations(TRIALS))
+NOBODY_CHOSEN, BEST_CHOSEN, OTHER_CHOSEN = None, [0], [9]
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(TRIALS)), ids=str)
-def test_the_best_trials_checkpoint_is_kept(order, tmp_path):
+# Every trained model may yet be chosen (and till then the best of the others is kept besides); trial 4 is worse than
+# the best of those chosen; trial 3 is better than 4, which is chosen.
+@pytest.mark.parametrize(
+    ("chosen", "best_first", "kept"),
+    [
+        (NOBODY_CHOSEN, [3, 4, 2], ["1.ckpt", "2.ckpt", "3.ckpt", "4.ckpt"]),
+        (BEST_CHOSEN, [3, 2], ["3.ckpt"]),
+        (OTHER_CHOSEN, [4], ["3.ckpt", "4.ckpt"]),
+    ],
+)
+@pytest.mark.parametrize("when", range(0, 6, 5))  # before all the ends, after them
+@pytest.mark.parametrize("order", ORDERS[::7], ids=str)
+def test_the_best_trials_checkpoint_is_kept(order, when, chosen, best_first, kept, tmp_path):
     goal = Goal.of("loss", None)
     keeper = CheckpointKeeper(tmp_path, "best", goal)
     segments = tuple(
-        Segment(Trial(i, {}, i), until=4, last=True, options=options) for i, (options, *_) in TRIALS.items()
+        Segment(Trial(i, {}, i, parent), until=4, last=True, options=options)
+        for i, (options, parent, *_) in TRIALS.items()
     )
-    state = StudyState.of([SessionOpened(0.0), Submitted(0.0, 4, segments)])
+    state = StudyState.of([SessionOpened(0.0), Submitted(0.0, 5, segments)])
+    choice = [] if chosen is None else [Noted(0.0, "chosen", {"trials": chosen})]
+    for event in choice if when == 0 else ():
+        state.apply(event)
     for i in order:
-        _, status, loss = TRIALS[i]
+        *_, status, loss = TRIALS[i]
         path = f"{i}.ckpt"
         (tmp_path / path).touch()
         events = (
@@ -53,9 +72,11 @@ def test_the_best_trials_checkpoint_is_kept(order, tmp_path):
             state.apply(event)
             if isinstance(event, Saved | Ended):
                 keeper.on(event, state, set)
+    for event in choice if when else ():
+        state.apply(event)
     keeper.finish(state)
-    assert [record.id for record in ranked(goal, state.trials.values())] == [3, 2]
-    assert [path.name for path in tmp_path.iterdir()] == ["3.ckpt"]
+    assert [record.id for record in ranked(goal, state.trials.values())] == best_first
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+import optuna
 import pytest
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,7 @@ CAPABILITIES = [
     sampler(pk.Walk),
     sampler(pk.TPE),
     sampler(pk.Bayes),
+    sampler(pk.OptunaSampler, sampler=optuna.samplers.NSGAIISampler),
     Capability(
         "`warm_start`",
         "warm_start",
@@ -224,6 +226,13 @@ CAPABILITIES = [
         lambda seen: any(note.topic == "power_profile" for note in seen.study.state.notes),
     ),
     Capability("meter off", "meter", {"meter": False}, lambda seen: seen.study.energy is None),
+    Capability(
+        "GPUs imagined by the meter",
+        "meter",
+        {"meter": SimulatedGpus(load, samples=16), "executor": pk.Local(2)},
+        lambda seen: True,
+        run=False,
+    ),
     Capability('`keep="all"`', "keep", {"keep": "all"}, lambda seen: seen.study.keep == "all"),
     Capability(
         "SQLite store",
@@ -243,7 +252,35 @@ CAPABILITIES = [
         {"executor": devices(slots_per_trial=0.5)},
         lambda seen: any(isinstance(e, Started | Resized) and e.shares[0].fraction < 1 for e in seen.events),
     ),
+    Capability(
+        "devices of two kinds",
+        "executor",
+        {
+            "executor": pk.Simulated(
+                {"new": 1, "old": 1},
+                seconds=10.0,
+                kinds={"new": 2.0},
+                overhead=OVERHEAD,
+                power=SimulatedGpus(load, gpu=V100),
+            )
+        },
+        lambda seen: len(seen.study.state.devices) == 2,
+    ),
     Capability("`Local`", "executor", {"executor": pk.Local(2)}, lambda seen: True, run=False),
+    Capability(
+        "`Local(shared=True)`",
+        "executor",
+        {"executor": pk.Local(2, shared=True)},
+        lambda seen: True,
+        run=False,
+    ),
+    Capability(
+        "`Local(bubbles=...)`",
+        "executor",
+        {"executor": pk.Local(1, bubbles="/dev/shm/llm")},
+        lambda seen: True,
+        run=False,
+    ),
     Capability("`Ray`", "executor", {"executor": pk.Ray()}, lambda seen: True, run=False),
 ]
 WORKS = {
@@ -340,8 +377,9 @@ def table(found):
             "Every pair of capabilities, tried by `tests/study/test_pairs.py`, which also writes this page: *yes*, or",
             "the number of the reason why a study that asks for both is refused before anything runs. A pair counts",
             "as working if a small study with both runs to its end on simulated devices, no trial fails, and both have",
-            "left their trace in it. Pairs with `Local`, `Ray` or a command are built here and not run; other tests",
-            "run them. An empty cell is one argument given twice.",
+            "left their trace in it. Pairs that need real workers (`Local`, `Ray`, a command, GPUs imagined by",
+            "the meter) are built here and not run; other tests run the usual ones. An empty cell is one argument",
+            "given twice. A `RecurringJob` is no study: it has arguments of its own.",
             "",
             head,
             line,

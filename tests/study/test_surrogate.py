@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -45,9 +47,8 @@ def hidden(output, targets):
 def a_task(**options):
     options.setdefault("epochs", 3)
     data = pk.Data((X[:64], Y[:64]), (X[64:], Y[64:]))
-    return pk.Task(
-        make, data, F.cross_entropy, metrics={"hidden": hidden}, forward=forward, batch_size=32, **options
-    )
+    options.setdefault("metrics", {"hidden": hidden})
+    return pk.Task(make, data, F.cross_entropy, forward=forward, batch_size=32, **options)
 
 
 def seconds(config, epoch, placement):
@@ -194,7 +195,7 @@ def started(shrink=None, trials=4, space=None, config=lambda i: {"lr": 0.1 * i},
         return new
 
     def derive(config, parent):
-        made.append(Trial(len(made), config, 0, parent))
+        made.append(Trial(len(made), config, len(made), parent))
         return made[-1]
 
     transfer = Transfer(pk.Full(trials=trials, epochs=2), shrink or pk.Shrink(8), epochs=2, **options)
@@ -245,6 +246,95 @@ def test_a_target_that_fails_makes_room_for_the_second_best():
     end(transfer, 2, None, TrialStatus.FAILED)
     assert not transfer.done
     assert transfer.next(1).segments[0].trial.parent == 0
+
+
+def test_who_was_replaced_in_vain_is_transferred_once_more():
+    transfer = started(trials=4)
+    transfer.next(4)
+    end(transfer, 0, 0.9), end(transfer, 1, 0.5)
+    assert transfer.next(1).segments[0].trial.parent == 1
+    end(transfer, 2, 0.3)
+    assert [trial for trial, _ in transfer.stops()] == [4]
+    end(transfer, 4, 0.6, TrialStatus.STOPPED)
+    assert transfer.next(1).segments[0].trial.parent == 2
+    end(transfer, 3, 0.8)
+    assert transfer.chosen == [2]
+    end(transfer, 5, None, TrialStatus.FAILED)  # and nothing is trained
+    assert transfer.chosen == [1]
+    assert not transfer.done
+    assert transfer.next(1).segments[0].trial.parent == 1
+    end(transfer, 6, None, TrialStatus.STOPPED)  # by a rule, say: that is that
+    assert transfer.next(1) is None
+    assert transfer.done
+
+
+def test_who_was_replaced_and_is_wanted_in_the_end_is_trained_again_as_it_was():
+    transfer = started(pk.Shrink(8, targets=2), trials=4)
+    transfer.next(4)
+    end(transfer, 0, 0.9), end(transfer, 1, 0.5)
+    (first,) = transfer.next(1).segments
+    end(transfer, 2, 0.3)
+    end(transfer, first.trial.id, 0.6, TrialStatus.STOPPED)
+    assert transfer.next(1).segments[0].trial.parent == 2
+    assert transfer.next(1) is None  # not before tuning is over
+    end(transfer, 3, 0.8)
+    (again,) = transfer.next(1).segments
+    assert (again.trial.parent, again.trial.config) == (1, first.trial.config)
+    assert again.trial.seed == first.trial.seed != 0
+    assert transfer.next(1) is None
+
+
+@pytest.mark.parametrize("prefer", [None, 0])
+def test_among_equals_the_first_proposed_is_transferred_whoever_ended_first(prefer):
+    for order in itertools.permutations(range(3)):
+        transfer = started(trials=3, prefer=prefer)
+        transfer.next(3)
+        assert transfer.chosen is None
+        for trial in order:
+            # The second best objective is what the twin drew, which must not count.
+            values = (0.5,) if prefer is None else (0.5, float(order.index(trial)))
+            transfer.ended(Outcome(trial, TrialStatus.COMPLETED, 2, values))
+        assert transfer.chosen == [0]
+
+
+def opposite(output, targets):
+    """What is best for the twin is worst for the model: whatever is trained besides its best comes out better."""
+    loss = float(F.cross_entropy(output, targets))
+    return loss if output.hidden < 64 else -loss
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_the_result_does_not_depend_on_how_long_things_take(targets):
+    """Whichever models are trained early: the best in the end is made of what was best on the twin."""
+    results, besides = [], set()
+    # The better, the slower, and the other way round; the model 8 times as slow as its twin, or hardly.
+    for power, longer in itertools.product((-1, 0, 1), (1.1, 8.0)):
+        found = a_study(
+            seed=2,
+            task=a_task(metrics={"hidden": hidden, "opposite": opposite}),
+            minimize="opposite",
+            scheduler=pk.Full(trials=9, epochs=3),
+            surrogate=pk.Shrink(8, second=1, targets=targets, eager=0.2),
+            executor=pk.Simulated(
+                3, seconds=partial(lambda p, config, epoch: config["lr"] ** p, power), target=longer
+            ),
+        ).run()
+        twins = sorted(found.surrogate_trials, key=lambda trial: trial.metrics["opposite"])
+        assert found.state.chosen == tuple(trial.id for trial in twins[:targets])
+        whole = [t for t in found.target_trials if t.status is TrialStatus.COMPLETED]
+        made = [t for t in whole if t.parent in found.state.chosen]
+        assert {t.parent for t in made} == set(found.state.chosen)
+        assert found.best.metrics["opposite"] == min(t.metrics["opposite"] for t in made)
+        others = [t for t in found.target_trials if t.parent not in found.state.chosen]
+        assert [t for t in found.target_trials if t.overtaken] == others
+        results.append((found.best.config, found.best.seed, [dict(r.metrics) for r in found.best.reports]))
+        better = min((t.metrics["opposite"] for t in others if t in whole), default=0.0)
+        is_better = better < found.best.metrics["opposite"]
+        assert ("besides" in str(found)) is is_better
+        besides.add(is_better)
+    if targets == 1:
+        assert besides == {False, True}  # what else is trained does depend on it
+    assert all(result == results[0] for result in results)
 
 
 def test_the_two_best_are_trained_on_the_full_model_and_the_better_counts():

@@ -48,6 +48,10 @@ class TrialRecord:
         violated: Limits of the study that it was measured to violate, as text.
         device_s: Device-seconds it held: half a device for two seconds is one.
         refused: Proposals that were refused before this one, since they were predicted to violate a limit.
+        overtaken: It trains the full model with a configuration that is none of the best that its narrow twin has found
+            in the end: when it was started, early, nobody could know.
+        once_j: As ``energy``, in joules, but with each epoch only once: what it would have drawn undisturbed.
+        once_s: As ``train_s``, likewise.
     """
 
     id: int
@@ -74,6 +78,9 @@ class TrialRecord:
     violated: tuple[str, ...] = ()
     device_s: float = 0.0
     refused: int = 0
+    overtaken: bool = False
+    once_j: float | None = None
+    once_s: float = 0.0
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
     _members: int = 1  # of the fused training it runs in: they share the device's time
@@ -126,6 +133,10 @@ VIOLATED = "limit_violated"
 PROBED = "probed"
 """The topic of notes of readings of a network that was measured before training, since predictions left it in doubt
 whether it keeps the limits; ``again``: further ones of the same network."""
+CHOSEN = "chosen"
+"""The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
+ONCE = "once"
+"""In the first session's note: trials are compared by what their epochs take once, however often they were run."""
 REFUSED = "refused"
 """The topic of notes of further ``proposals`` that were refused by a limit, with no trial after them."""
 
@@ -153,6 +164,7 @@ class StudyState:
         self.devices: set[str] = set()  # devices that were used
         self.refused = 0  # proposals, since they were predicted to violate a limit
         self.probed = 0  # networks that were measured before training
+        self.chosen: tuple[int, ...] | None = None  # trials of the twin whose configurations count; None: all
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> StudyState:
@@ -166,6 +178,11 @@ class StudyState:
     def energy(self) -> Measurement | None:
         """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
+
+    @property
+    def once(self) -> bool:
+        """Whether its trials are compared by what each epoch takes once; not so in journals of earlier releases."""
+        return bool(self.sessions) and bool(self.sessions[0].note.get(ONCE))
 
     def apply(self, event: Event) -> bool:
         """Fold one event in; returns whether it said anything new."""
@@ -218,6 +235,10 @@ class StudyState:
                     record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
                 if event.topic == PROBED and not event.data.get("again"):
                     self.probed += 1
+                if event.topic == CHOSEN and isinstance(event.data.get("trials"), list):
+                    self.chosen = tuple(event.data["trials"])
+                    for record in self.trials.values():
+                        record.overtaken = self._overtaken(record)
                 if event.topic == REFUSED and isinstance(event.data.get("proposals"), int):
                     self.refused += event.data["proposals"]
             case SessionOpened():
@@ -228,6 +249,9 @@ class StudyState:
             case SessionClosed():
                 self.closed = event
         return True
+
+    def _overtaken(self, record: TrialRecord) -> bool:
+        return self.chosen is not None and record.is_target and record.parent not in self.chosen
 
     def _move(self, record: TrialRecord, status: TrialStatus) -> None:
         counts = self.counts
@@ -241,6 +265,7 @@ class StudyState:
         record = self.trials.get(trial.id)
         if record is None:
             record = TrialRecord(trial.id, trial.config, trial.seed, segment, trial.parent, created_s=time_s)
+            record.overtaken = self._overtaken(record)
             self.trials[trial.id] = record
             self.counts.waiting += 1
             return
@@ -287,9 +312,15 @@ class StudyState:
         if event.epoch <= record.epoch:
             return False
         record.epoch = event.epoch
+        record.once_s += event.train_s or 0.0
+        self._count_once(record, event.energy)
         record.reports.append(event)
         self.epochs += 1
         return True
+
+    def _count_once(self, record: TrialRecord, drawn: Measurement | None) -> None:
+        if drawn is not None:
+            record.once_j = drawn.joules if record.once_j is None else record.once_j + drawn.joules
 
     def _drew(self, record: TrialRecord, drawn: Measurement) -> None:
         record.energy = drawn if record.energy is None else record.energy + drawn
@@ -306,6 +337,7 @@ class StudyState:
         self._settle_shares(record, event.time_s)
         if event.energy is not None:
             self._drew(record, event.energy)
+            self._count_once(record, event.energy)
         if event.status is TrialStatus.FAILED:
             record.attempts += 1
             record.error = event.error

@@ -60,12 +60,22 @@ class Goal:
             found.append(-value if objective.maximize else value)
         return tuple(found)
 
-    def score(self, record: TrialRecord) -> Values | None:
-        """A trial's objectives at its latest report; None if there is no such report."""
+    def score(self, record: TrialRecord, *, once: bool = True) -> Values | None:
+        """A trial's objectives at its latest report; None if there is no such report.
+
+        Args:
+            record: The trial.
+            once: Whether an epoch that was run again after a failure counts once: nobody is worse for it.
+        """
         if not record.reports:
             return None
         metered = any(objective.metric in METERED for objective in self.objectives)
-        return self.values(metrics_of(record) if metered else record.metrics)
+        return self.values(metrics_of(record, once=once) if metered else record.metrics)
+
+    @property
+    def quality(self) -> int | None:
+        """Which objective is the first that is not metered: quality, not cost; None: there is none."""
+        return next((i for i, each in enumerate(self.objectives) if each.metric not in METERED), None)
 
     def order(self, values: Sequence[Values]) -> list[int]:
         """Indices from best to worst; several objectives by Pareto fronts, then crowding."""
@@ -93,20 +103,23 @@ class Goal:
         return ", ".join(map(str, self.objectives))
 
 
-def metrics_of(record: TrialRecord) -> dict[str, float]:
-    """A trial's latest metrics, with what Penstock metered itself."""
+def metrics_of(record: TrialRecord, *, once: bool = True) -> dict[str, float]:
+    """A trial's latest metrics, with what Penstock metered itself: each epoch once, or as often as it was run."""
     metrics = dict(record.metrics)
     if record.reports:
-        metrics.setdefault("train_s", record.train_s)
-        if record.energy is not None:
-            metrics.setdefault("energy_j", record.energy.joules)
+        metrics.setdefault("train_s", record.once_s if once else record.train_s)
+        energy_j = record.once_j if once else None if record.energy is None else record.energy.joules
+        if energy_j is not None:
+            metrics.setdefault("energy_j", energy_j)
     return metrics
 
 
 def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The trials that have a score, best first. Failed ones and those that violate a limit don't count.
 
-    Once the full model is trained, neither do trials of its narrow twin: they only stand for it.
+    Once the full model is trained, neither do trials of its narrow twin: they only stand for it. Nor does a
+    model whose configuration was overtaken on the twin after its transfer: which ones are trained, and how far, is a
+    matter of time, and a study's result is not. Of several objectives quality then comes first, as in the transfer.
     """
     scored = [
         (record, goal.score(record))
@@ -117,8 +130,15 @@ def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
     pairs = [pair for pair in pairs if pair[0].is_target] or pairs
     # A half-trained one that a better configuration has replaced is no result, however little it drew.
     whole = [pair for pair in pairs if pair[0].is_target and pair[0].status is TrialStatus.COMPLETED]
-    pairs = whole or pairs
-    return [pairs[i][0] for i in goal.order([values for _, values in pairs])]
+    chosen = [pair for pair in whole if not pair[0].overtaken]
+    pairs = chosen or whole or pairs
+    if whole:  # equals by their parents, which are proposed in order: their own numbers are a matter of time
+        pairs.sort(key=lambda pair: (pair[0].parent or 0, pair[0].id))
+    order = goal.order([values for _, values in pairs])
+    quality = goal.quality
+    if whole and quality is not None and len(goal.objectives) > 1:
+        order.sort(key=lambda i: pairs[i][1][quality])
+    return [pairs[i][0] for i in order]
 
 
 def _names(argument: str, value: str | Iterable[str] | None) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.core import Measurement, StudyState, TrialRecord
+from penstock.core import Measurement, StudyState, TrialRecord, TrialStatus
 from penstock.energy import co2, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, short
@@ -57,6 +57,7 @@ def summary_text(
         lines.append(f"  best    none: no trial {which}has reported the objective")
     for rank, record in enumerate(best_first[:top]):
         lines += _trial_lines(record, "best" if rank == 0 else f"{rank + 1}.")
+    lines += _overtaken_lines(goal, state, best_first)
     if state.counts.failed:
         failed = [record for record in state.trials.values() if record.status.value == "failed"]
         lines.append(f"  failed  {len(failed)}, e.g. trial {failed[0].id}: {failed[0].reason}")
@@ -117,6 +118,26 @@ def _surrogate_lines(state: StudyState) -> list[str]:
                 f"{len(state.trials) - targets} trials of it, {targets} of the full model"
             ]
     return []
+
+
+def _overtaken_lines(goal: Goal, state: StudyState, best_first: Sequence[TrialRecord]) -> list[str]:
+    """A trained model that is none of the study's results and has come out better in quality than they have."""
+    at = goal.quality
+    if at is None or not best_first or best_first[0].overtaken:
+        return []
+    objective, found = goal.objectives[at], []
+    for record in state.trials.values():
+        value = goal.score(record)
+        if record.overtaken and record.status is TrialStatus.COMPLETED and not record.violated and value:
+            found.append((value[at], record))
+    best = goal.score(best_first[0])
+    if not found or best is None or min(value for value, _ in found) >= best[at]:
+        return []
+    record = min(found, key=lambda each: each[0])[1]
+    return [
+        f"  besides trial {record.id}, transferred before the twin had found better, has "
+        f"{objective.metric} {short(record.metrics[objective.metric])}"
+    ]
 
 
 def _fusion_lines(state: StudyState) -> list[str]:

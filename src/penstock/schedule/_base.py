@@ -142,6 +142,11 @@ class Scheduler(ABC):
         """Whether ``next`` has a group that goes before what waits."""
         return False
 
+    @property
+    def chosen(self) -> Sequence[int] | None:
+        """Trials whose configurations count in the end, with all that is made of them; None: all, or not known yet."""
+        return None
+
     def why(self, trial: int) -> str:
         """Why a trial that ``drops`` named was given up: one line for people. Asked right after ``drops``."""
         return "not promoted"

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.core import PlanPass
 from penstock.core.errors import InvalidInput
 from penstock.energy._carbon import check_amount
-from penstock.execute import Executor
+from penstock.execute import Executor, Local
 from penstock.goal import Budget, Goal
 from penstock.plan import Fluid
 from penstock.sample import TPE, Bayes, Grid, Sampler
@@ -122,6 +122,22 @@ def check_goal(goal: Goal, *, meter: bool) -> None:
     if not meter and any(objective.metric == "energy_j" for objective in goal.objectives):
         raise InvalidInput(
             "The goal has energy_j in it, which the meter gives: drop meter=False, or the objective."
+        )
+
+
+def check_bubbles(planner: Any, executor: Executor, *, power_limits: bool) -> None:
+    """Refuse what can't be done with devices that belong to another job and are there for a while only."""
+    if not (isinstance(executor, Local) and executor.has_bubbles):
+        return
+    if power_limits:
+        raise InvalidInput(
+            "power_limits and bubbles don't go together: a limit set in a bubble would slow the host job, whose device "
+            "it is. Drop power_limits, or run on devices of your own."
+        )
+    if isinstance(planner, Fluid):
+        raise InvalidInput(
+            "planner=Fluid() and bubbles don't go together: Fluid shares and spreads over devices that stay, and "
+            "bubbles come and go. Drop the planner: promoted trials get the slots first, the others the bubbles."
         )
 
 

@@ -43,7 +43,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import InvalidInput, PenstockError
-from penstock.core.state import PROBED
+from penstock.core.state import CHOSEN, PROBED
 from penstock.goal import Budget, Goal
 from penstock.plan import Regroup
 from penstock.sample import Observation, Sampler
@@ -147,6 +147,7 @@ class Engine:
         self._fates: dict[int, str] = {}  # of trials that were to end while they moved
         self._kinds: dict[str, Device] = {}
         self._idle = False  # a device was, when groups were last looked at
+        self._news = False  # a segment is over: the scheduler may have chosen
         setup.sampler.start(
             setup.space, objectives=len(setup.goal.objectives), seed=derive_seed(setup.seed, "sampler")
         )
@@ -255,6 +256,7 @@ class Engine:
         self.setup.scheduler.ended(
             Outcome(event.trial, event.status, record.epoch, values, record.metrics, total(drawn))
         )
+        self._news = True
         if self._learns:
             self._tell(record, final=event.status is not TrialStatus.PAUSED)
         self._hear_drops()
@@ -308,6 +310,16 @@ class Engine:
             waiting = [p for p in self.queue if not any(s.trial.id in self._drops for s in p.segments)]
             self.queue = deque(waiting)
         return [(trial, reason) for trial, reason in stops if trial in self.running]
+
+    def take_choice(self, time_s: float) -> list[Event]:
+        """Which configurations count in the end, as soon as the scheduler knows it, or knows better."""
+        if not self._news:
+            return []
+        self._news = False
+        chosen = self.setup.scheduler.chosen
+        if chosen is None or tuple(chosen) == self.state.chosen:
+            return []
+        return [Noted(time_s, CHOSEN, {"trials": list(chosen)})]
 
     def take_drops(self, time_s: float) -> list[Event]:
         """Paused trials that the scheduler gave up, as events to journal and apply."""
@@ -666,7 +678,7 @@ class Engine:
 
     def values(self, record: TrialRecord) -> Values | None:
         """A trial's objectives at its latest report, lower is better."""
-        return self.setup.goal.score(record)
+        return self.setup.goal.score(record, once=self.state.once)
 
     def check_finished(self) -> None:
         """Raise if the study can neither go on nor is done: a defect in a scheduler, never the user's fault."""

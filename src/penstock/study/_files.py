@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from penstock.core import Checkpoint, Ended, Saved, StudyState, TrialRecord, TrialStatus, Values
+from penstock.core import Checkpoint, Ended, Saved, StudyState, TrialRecord, TrialStatus
 from penstock.goal import Goal
 from penstock.store import Store
 
@@ -48,19 +48,25 @@ def _unheard(files: Path, record: TrialRecord) -> bool:
     return any(stem.isdigit() and (until is None or int(stem) <= until) for stem in found)
 
 
+def _whole(record: TrialRecord) -> bool:
+    return record.is_target and record.status is TrialStatus.COMPLETED
+
+
 @final
 class CheckpointKeeper:
     """Deletes checkpoints that nobody can need any more.
 
     Of a trial that goes on, the two latest are kept (the older one in case the newer does not read back). Of a
-    trial that is over, the last one is kept if ``keep`` is ``"all"`` or the trial is the best so far.
+    trial that is over, the last one is kept if ``keep`` is ``"all"`` or the trial is the best so far. Trained full
+    models are kept until it is known which configurations count, and one that was overtaken also later if it has come
+    out better.
     """
 
     def __init__(self, files: Path, keep: str, goal: Goal) -> None:
         self._files = files
         self._keep_all = keep == "all" or len(goal.objectives) > 1
         self._goal = goal
-        self._best: tuple[Values, int] | None = None
+        self._best: int | None = None
         self._live: dict[int, dict[int, str]] = {}  # trial -> epoch -> path, of what may be on disk
 
     def on(self, event: Saved | Ended, state: StudyState, pins: Callable[[], set[Checkpoint]]) -> None:
@@ -82,23 +88,37 @@ class CheckpointKeeper:
         if self._keep_all:
             return
         for record in state.trials.values():
-            if record.status.is_end and record.saved and (self._best is None or self._best[1] != record.id):
+            if record.status.is_end and record.saved and self._best != record.id:
                 self._judge(record, state)
 
     def _judge(self, record: TrialRecord, state: StudyState) -> None:
+        if _whole(record) and state.chosen is None:
+            return
+        best = None if self._best is None else state.trials[self._best]
+        key, best_key = self._key(record), None if best is None else self._key(best)
+        winner: TrialRecord | None = best
+        loser: TrialRecord | None = record
+        if key is not None and (best_key is None or key < best_key):
+            winner, loser = record, best
+            self._best = record.id
+        if loser is not None and not self._spares(loser, winner):
+            self._delete_all(loser)
+
+    def _key(self, record: TrialRecord) -> tuple[float, ...] | None:
+        """As ``ranked``: whole trainings of the full model, overtaken ones, others of it, those of its twin."""
         fit = record.status is not TrialStatus.FAILED and not record.violated
         values = self._goal.score(record) if fit else None
-        if (
-            values is not None
-        ):  # as ``ranked``: whole trainings of the full model, others of it, its narrow twin's
-            whole = record.status is TrialStatus.COMPLETED
-            values = (2.0 if not record.is_target else 0.0 if whole else 1.0, *values)
-        if values is None or (self._best is not None and self._best[0] <= values):
-            self._delete_all(record)
-            return
-        if self._best is not None:
-            self._delete_all(state.trials[self._best[1]])
-        self._best = (values, record.id)
+        if values is None:
+            return None
+        tier = 0 if _whole(record) else 2 if record.is_target else 3
+        parent = record.parent or 0 if _whole(record) else 0
+        return (tier + (tier == 0 and record.overtaken), *values, parent, record.id)
+
+    def _spares(self, loser: TrialRecord, winner: TrialRecord | None) -> bool:
+        if winner is None or not (_whole(loser) and loser.overtaken and not loser.violated):
+            return False
+        mine, other = self._goal.score(loser), self._goal.score(winner)
+        return mine is not None and other is not None and mine < other
 
     def _live_of(self, record: TrialRecord) -> dict[int, str]:
         return self._live.setdefault(record.id, dict(record.saved))

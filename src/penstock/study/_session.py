@@ -32,7 +32,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.state import PROBED, REFUSED
+from penstock.core.state import ONCE, PROBED, REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
@@ -104,7 +104,7 @@ class Session:
         An error closes it, too: first what came of the trials is written, then the error is raised.
         """
         engine = self._engine
-        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid()))
+        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid(), {ONCE: True}))
         for note in notes:
             self._take(note)
         self._write(everything=True)
@@ -176,6 +176,8 @@ class Session:
                 self._take(engine.annotate(event))
             try:
                 stops = engine.take_stops(self._now())
+                for event in engine.take_choice(self._now()):
+                    self._take(event)
             except Exception as error:
                 stops = []
                 self._fail(error)

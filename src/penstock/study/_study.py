@@ -34,6 +34,7 @@ from penstock.schedule import Scheduler, StopRule
 from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
 from penstock.study._arguments import (
+    check_bubbles,
     check_command,
     check_confidence,
     check_energy,
@@ -242,6 +243,7 @@ class Study:
         check_width(self.planner, self.executor)
         check_command(self.work, self.scheduler)
         self.power_limits = check_limits(power_limits, self.executor, meter=self.meter)
+        check_bubbles(self.planner, self.executor, power_limits=self.power_limits is not None)
         self.fuse, self._unfused = check_fuse(
             fuse,
             self.work,

@@ -30,7 +30,7 @@ from penstock.core import (
     Values,
 )
 from penstock.core.errors import InvalidInput, SpaceError, Unsupported
-from penstock.goal import METERED, Goal, Objective
+from penstock.goal import Goal, Objective
 from penstock.model import Shrink
 from penstock.plan import TransferStanding, slower_by, transfer_fits, transfer_move, tuning_end_s
 from penstock.sample import Observation, Sampler
@@ -210,6 +210,9 @@ class Transfer(Scheduler):
         self.prefer = prefer
         self.quality = quality
         self.presses = True  # towards a deadline, the first target does not wait until a device is idle
+        self.settles = (
+            True  # among equals who was proposed first goes first, and who was replaced in vain starts again
+        )
         self.inner = copy.copy(inner)
         self.shrink = shrink
         self.held = dict(held or {})
@@ -228,6 +231,7 @@ class Transfer(Scheduler):
         self._targets: dict[int, int] = {}  # target trial: the surrogate trial it came from
         self._running: dict[int, int] = {}  # target trial: epochs behind it
         self._ended: dict[int, TrialStatus] = {}
+        self._seeds: dict[int, int] = {}  # of the target of a surrogate trial's own configuration
         self._vacant = 0
         self._tuned = 0  # trials of the second stage that were handed out
         self._elapsed_s = 0.0
@@ -431,13 +435,18 @@ class Transfer(Scheduler):
         found = {trial: each for trial, each in self._found.items() if trial not in failed}
         if not found:
             return self._last_resort(failed) if self._shut else []
+        settles = getattr(self, "settles", False)  # not so one of an earlier release
         furthest = max((whole, 0 if whole else epoch) for whole, epoch, _ in found.values())
         rivals = [t for t, (whole, epoch, _) in found.items() if (whole, 0 if whole else epoch) == furthest]
+        if settles:  # not in the order in which they ended, which is a matter of time
+            rivals.sort()
         order = self._rules.order([found[trial][2] for trial in rivals])
         prefer = getattr(self, "prefer", None)  # one of an earlier release has none
         if prefer is not None:
             # The best in one objective is of the Pareto set; what the twin drew says little of what the model will.
-            order = sorted(order, key=lambda at: found[rivals[at]][2][prefer])
+            order = sorted(
+                range(len(rivals)) if settles else order, key=lambda at: found[rivals[at]][2][prefer]
+            )
         return [rivals[at] for at in order]
 
     def _last_resort(self, failed: set[int]) -> list[int]:
@@ -454,7 +463,7 @@ class Transfer(Scheduler):
         ranked = self._ranked()[: self._wanted]
         return TransferStanding(
             best=ranked[0] if ranked else None,
-            transferred=frozenset(self._targets.values()),
+            transferred=frozenset(self._targets.values()) - self._in_vain(),
             running=tuple((trial, epoch / length) for trial, epoch in self._running.items()),
             trained=TrialStatus.COMPLETED in self._ended.values(),
             done=None if not expected else over / expected,
@@ -467,6 +476,29 @@ class Transfer(Scheduler):
             others=tuple(ranked[1:]),
         )
 
+    def _in_vain(self) -> set[int]:
+        """Surrogates whose target was stopped for a later one: once more they may be transferred.
+
+        They are if the later one fails, or if they are among the best that are wanted in the end.
+        """
+        if TrialStatus.STOPPED not in self._ended.values() or not getattr(self, "settles", False):
+            return set()
+        latest, parents = max(self._targets), list(self._targets.values())
+        return {
+            parent
+            for trial, parent in self._targets.items()
+            if self._ended.get(trial) is TrialStatus.STOPPED
+            and parent != self._targets[latest]
+            and parents.count(parent) == 1
+        }
+
+    @property
+    def chosen(self) -> Sequence[int] | None:
+        """The best surrogates, once tuning is over."""
+        if not (self._shut or (self.inner.done and not self._alive)):
+            return None
+        return self._ranked()[: self._wanted]
+
     def _transfer(self, parent: int | None) -> TrialGroup | None:
         if parent is None:
             return None
@@ -478,6 +510,8 @@ class Transfer(Scheduler):
         segments = []
         for config, parent in picked:
             trial = self._rules.derive(config, parent)
+            if config is self._configs[parent]:  # transferred once more it is trained as it was
+                trial = replace(trial, seed=self._seeds.setdefault(parent, trial.seed))
             self._targets[trial.id] = parent
             self._running[trial.id] = 0
             segments.append(Segment(trial, until=self.epochs, options={MODEL: TARGET}))
@@ -587,13 +621,12 @@ def check_surrogate(
 
 def quality_of(goal: Goal) -> int | None:
     """Of several objectives, the first that is not metered: quality, not cost. None: there is only one, or none."""
-    found = [i for i, objective in enumerate(goal.objectives) if objective.metric not in METERED]
-    return found[0] if found and len(goal.objectives) > 1 else None
+    return goal.quality if len(goal.objectives) > 1 else None
 
 
 def quality_objective(goal: Goal) -> Objective | None:
     """The first objective that is not metered."""
-    return next((each for each in goal.objectives if each.metric not in METERED), None)
+    return None if goal.quality is None else goal.objectives[goal.quality]
 
 
 def middle(space: Space, held: Mapping[str, Any]) -> dict[str, Any]:
