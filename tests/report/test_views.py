@@ -711,7 +711,13 @@ def test_labels_of_the_users_are_no_markup_in_figures():
 
 def test_energy_comes_second_and_twins_are_on_no_front():
     """Twins draw less than models: the front is one of models, without those that were overtaken."""
-    drawn = {0: (0.9, 1.0), 1: (0.95, 2.0), 2: (0.8, 90.0), 3: (0.85, 100.0), 4: (0.99, 95.0)}  # accuracy, joules
+    drawn = {
+        0: (0.9, 1.0),
+        1: (0.95, 2.0),
+        2: (0.8, 90.0),
+        3: (0.85, 100.0),
+        4: (0.99, 95.0),
+    }  # accuracy, joules
     parents = {2: 1, 3: 1, 4: 0}
     events: list[Event] = [SessionOpened(0.0)]
     for trial, (accuracy, joules) in drawn.items():
