@@ -270,7 +270,7 @@ def test_study_plot_gives_plotly_figures(tmp_path, kept):
     for name in ("power", "sm2", "limits"):
         with pytest.raises(InvalidInput):
             getattr(study.plot, name)()
-    for wrong in ("x", -1, 5, None, True):
+    for wrong in ("x", -1, 5, 0.0, True):
         with pytest.raises(InvalidInput, match="objective"):
             study.plot.history(objective=wrong)
     for wrong in (-1, 0, "x", None):

@@ -704,3 +704,38 @@ def test_labels_of_the_users_are_no_markup_in_figures():
     ):
         text = json.dumps(figure).replace("<br>", "").replace("<extra></extra>", "")
         assert "<" not in text
+
+
+# --- a study with a surrogate ---
+
+
+def test_energy_comes_second_and_twins_are_on_no_front():
+    """Twins draw less than models: the front is one of models, without those that were overtaken."""
+    drawn = {
+        0: (0.9, 1.0),
+        1: (0.95, 2.0),
+        2: (0.8, 90.0),
+        3: (0.85, 100.0),
+        4: (0.99, 95.0),
+    }  # accuracy, joules
+    parents = {2: 1, 3: 1, 4: 0}
+    events: list[Event] = [SessionOpened(0.0)]
+    for trial, (accuracy, joules) in drawn.items():
+        options = {"model": "target"} if trial in parents else {}
+        segment = Segment(Trial(trial, {"lr": 0.1}, 0, parents.get(trial)), until=1, options=options)
+        events += [
+            Submitted(0.0, 1, (segment,)),
+            Started(0.0, trial),
+            Reported(1.0, trial, 1, {"accuracy": accuracy}, 1.0, Measurement(joules, "J", Source.MEASURED)),
+            Ended(1.0, trial, TrialStatus.COMPLETED, 1),
+        ]
+    events.append(Noted(2.0, "chosen", {"trials": [1]}))
+    folded = Folded.of("s", Goal.of("energy_j", "accuracy"), events)
+    told = views.pareto(folded)
+    assert (told["quality"], told["who"], told["front"]) == ("accuracy", "trained model", [2, 3])
+    assert {point["trial"] for point in told["points"]} == set(drawn)
+    assert views.overview(folded)["best"]["trial"] == 3
+    assert views.history(folded)["metric"] == "accuracy"
+    scheduler = {"name": "Transfer", "inner": {"name": "Full", "trials": 4}, "factor": 8}
+    folded.spec["scheduler"] = scheduler
+    assert views.overview(folded)["scheduler"] == "Transfer(Full(trials=4), factor=8)"

@@ -54,7 +54,9 @@ def draw(figure: Mapping[str, Any], axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if layout.get("showlegend") and handles:
         below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncol": 5}
-        place = below if layout.get("annotations") else {"loc": "best"}
+        bars = any(trace.get("type") == "bar" for trace in figure["data"])  # which fill the whole panel
+        place = below | {"bbox_to_anchor": (0.5, 1.1)} if bars else {"loc": "best"}
+        place = below if layout.get("annotations") else place
         axes.legend(handles[:12], labels[:12], fontsize=7, frameon=False, **place)
 
 

@@ -21,7 +21,7 @@ class Plots:
     def __init__(self, fold: Callable[[], Folded]) -> None:
         self._fold = fold
 
-    def history(self, x: str = "time", objective: int = 0) -> Any:
+    def history(self, x: str = "time", objective: int | None = None) -> Any:
         """Every trial where it stood last and the best so far; ``x``: time, trial, epochs or energy."""
         return _plotly(
             views.history_figure(views.history(self._fold(), _options(x=x, objective=objective))), "history"
@@ -32,12 +32,12 @@ class Plots:
         options = _options(metric=metric, trial=trial, limit=limit)
         return _plotly(views.curves_figure(views.curves(self._fold(), options)), "learning curves")
 
-    def pareto(self, objective: int = 0) -> Any:
+    def pareto(self, objective: int | None = None) -> Any:
         """Quality against energy and time."""
         options = _options(objective=objective)
         return _plotly(views.pareto_figure(views.pareto(self._fold(), options)), "quality, energy and time")
 
-    def importance(self, objective: int = 0) -> Any:
+    def importance(self, objective: int | None = None) -> Any:
         """Which hyperparameters matter, by fANOVA.
 
         Raises:
@@ -48,7 +48,7 @@ class Plots:
             raise InvalidInput(data["reason"])
         return _plotly(views.importance_figure(data), "importance")
 
-    def parallel(self, objective: int = 0, trial: int | None = None) -> Any:
+    def parallel(self, objective: int | None = None, trial: int | None = None) -> Any:
         """Each trial a line over its hyperparameters."""
         options = _options(objective=objective, trial=trial)
         return _plotly(views.parallel_figure(views.parallel(self._fold(), options)), "parallel coordinates")
@@ -113,7 +113,7 @@ class Plots:
         """
         folded = self._fold()
         data = views.trial(folded, number)
-        name = metric or folded.goal.objectives[0].metric
+        name = metric or folded.goal.objectives[folded.goal.quality or 0].metric
         if name not in data["curves"]:
             known = ", ".join(data["curves"]) or "nothing"
             raise InvalidInput(f"Trial {number} reports no {name!r}; it reports {known}.")
@@ -138,7 +138,7 @@ def _options(**given: Any) -> Options:
     """
     for name, least in (("objective", 0), ("trial", 0), ("limit", 1)):
         value = given.get(name, least)
-        if value is None and name == "trial":
+        if value is None and name != "limit":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidInput(f"{name} takes a whole number from {least} on, got {value!r}.")

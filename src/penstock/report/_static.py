@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.goal import ranked
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
 from penstock.report._journal import fold_store, jobs_of, told_of
@@ -144,7 +145,7 @@ def _study_figures(folded: Folded) -> list[tuple[str, str, Figure]]:
     shown = f"{len(curves['curves']):,} of {curves['total']:,} trials."
     found.append(("Learning curves", shown, views.curves_figure(curves)))
     pareto = views.pareto(folded)
-    caption = f"On the front is who no other trial beats in {', '.join(pareto['axes'])}."
+    caption = f"On the front is who no other {pareto['who']} beats in {', '.join(pareto['axes'])}."
     found.append(("Pareto front", caption, views.pareto_figure(pareto)))
     importance = views.importance(views.importance_input(folded))
     caption = f"{importance['method']} over {importance['trials']:,} trials."
@@ -343,18 +344,23 @@ def _picture(shown: list[tuple[str, Figure]], width: float, head: str = "") -> b
 
 
 def _best_rows(folded: Folded) -> tuple[list[str], list[list[Any]]]:
-    objective = folded.goal.objectives[0]
-    options = Options(limit=_TOP, filter="status != failed", descending=objective.maximize)
+    objective = folded.goal.objectives[folded.goal.quality or 0]
+    best_first = [each.id for each in ranked(folded.goal, folded.state.trials.values()) if each.is_target]
+    most = _TOP if not best_first else 1000  # trained models come before trials of their narrow twin
+    options = Options(limit=most, filter="status != failed", descending=objective.maximize)
     columns = views.table(folded, Options(limit=1))["columns"]
     for name in (objective.metric, f"metric.{objective.metric}"):
         if name in columns:
             page = views.table(
                 folded,
-                Options(limit=_TOP, filter=options.filter, sort=name, descending=objective.maximize),
+                Options(limit=most, filter=options.filter, sort=name, descending=objective.maximize),
             )
-            return page["columns"], page["rows"]
-    page = views.table(folded, options)
-    return page["columns"], page["rows"]
+            break
+    else:
+        page = views.table(folded, options)
+    place, at = {trial: i for i, trial in enumerate(best_first)}, page["columns"].index("trial")
+    rows = sorted(page["rows"], key=lambda row: place.get(row[at], len(place)))
+    return page["columns"], rows[:_TOP]
 
 
 def _front(folded: Folded) -> tuple[list[str], list[list[Any]]]:

@@ -174,7 +174,7 @@ class Options:
     """What a reader may choose in a view; each view uses what it knows.
 
     Attributes:
-        objective: Which objective, by its place in the goal.
+        objective: Which objective, by its place in the goal; None: the first that is not metered.
         metric: Which metric's curves; empty: the objective's.
         x: What lies on the horizontal axis.
         trial: The selected trial: always among those that are shown.
@@ -186,7 +186,7 @@ class Options:
         job: Which recurring job.
     """
 
-    objective: int = 0
+    objective: int | None = None
     metric: str = ""
     x: str = "time"
     trial: int | None = None

@@ -50,7 +50,7 @@ def history(folded: Folded, options: Options | None = None) -> dict[str, Any]:
         points.append((places[options.x], value, record.id, record.status.value, record))
     points.sort(key=lambda point: point[0])
     best = []
-    for step in folded.improvements[options.objective]:
+    for step in folded.improvements[folded.goal.objectives.index(objective)]:
         places = {
             "time": (step.time_s - first_s) / per_s,
             "trial": step.trial,
@@ -129,13 +129,15 @@ def history_figure(data: dict[str, Any]) -> Figure:
     return figure(traces, axis(data["x_title"]), axis(data["metric"], **log_or_linear(values)))
 
 
-def objective_at(folded: Folded, place: int) -> Objective:
-    """One of the study's objectives.
+def objective_at(folded: Folded, place: int | None) -> Objective:
+    """One of the study's objectives; None: quality, where the goal has energy or time besides.
 
     Raises:
         InvalidInput: There is none at that place.
     """
     objectives = folded.goal.objectives
+    if place is None:
+        return objectives[folded.goal.quality or 0]
     if isinstance(place, bool) or not isinstance(place, int):
         raise InvalidInput(f"objective takes a place in the goal, counted from 0, got {place!r}.")
     if not 0 <= place < len(objectives):

@@ -181,8 +181,14 @@ def _footprint(folded: Folded) -> dict[str, Any]:
 def _named(part: Any) -> str:
     if not isinstance(part, dict):
         return ""
+    inner = _named(part.get("inner"))
     given = ", ".join(
-        f"{key}={value}" for key, value in part.items() if key != "name" and value not in (None, [], "")
+        [inner] * bool(inner)
+        + [
+            f"{key}={value}"
+            for key, value in part.items()
+            if key not in ("name", "inner" if inner else "") and value not in (None, [], "")
+        ]
     )
     return f"{part.get('name', '')}({given})" if given else str(part.get("name", ""))
 

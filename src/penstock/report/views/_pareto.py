@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from penstock.core import TrialStatus
-from penstock.goal import METERED, front, metrics_of
+from penstock.goal import METERED, front, metrics_of, ranked
 from penstock.report.views._fold import Folded, Options, clean
 from penstock.report.views._history import objective_at
 from penstock.report.views._style import BLUE, GREY, SCALE, Figure, axis, escaped, figure, log_or_linear
@@ -21,6 +21,7 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     """Every trial's objectives, energy and training time, and the front over all that are known.
 
     Failed trials don't count, nor those that lack one of the figures. Where nothing was metered, energy is left out.
+    Once a full model is trained, the front is one of models: its narrow twins would beat it in energy and time.
     """
     options = options or Options()
     chosen = objective_at(folded, options.objective)
@@ -37,7 +38,12 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
             continue
         points.append((record, [float(v) for v in values if v is not None]))
     signs = [-1.0 if maximize else 1.0 for maximize in axes.values()]
-    best = set(front([tuple(s * v for s, v in zip(signs, values, strict=True)) for _, values in points]))
+    places = list(range(len(points)))
+    results = {each.id for each in ranked(folded.goal, folded.state.trials.values()) if each.is_target}
+    if results:
+        places = [i for i in places if points[i][0].id in results]
+    turned = [tuple(s * v for s, v in zip(signs, points[i][1], strict=True)) for i in places]
+    best = {places[k] for k in front(turned)}
     others = [i for i in range(len(points)) if i not in best]
     names = list(axes)
     x, y = (names.index(name) for name in _drawn(names, chosen.metric, metered))
@@ -51,6 +57,7 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
             "maximize": list(axes.values()),
             "quality": chosen.metric,
             "metered": metered,
+            "who": "trained model" if results else "trial",
             "total": len(points),
             "shown": len(kept),
             "front": sorted(points[i][0].id for i in best),

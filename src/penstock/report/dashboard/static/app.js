@@ -66,7 +66,7 @@ function amount(figure) { // "12.3 Wh" and "+- 17% (estimated)" of "12.3 Wh +- 1
 
 // --- where we are ---
 
-const state = { study: null, view: "overview", trial: null, job: null, objective: 0, x: "time", metric: "", sort: "", descending: false, filter: "", offset: 0, kinds: "", logtrial: "", logoffset: 0 };
+const state = { study: null, view: "overview", trial: null, job: null, objective: null, x: "time", metric: "", sort: "", descending: false, filter: "", offset: 0, kinds: "", logtrial: "", logoffset: 0 };
 let studies = [], jobs = [], jobsSeen = 0, told = {}, hovered = "", lastProblem = "";
 
 function readHash() {
@@ -77,7 +77,7 @@ function readHash() {
   state.view = VIEWS.some((view) => view.id === given.get("view")) ? given.get("view") : "overview";
   state.trial = whole("trial");
   if (given.has("job")) state.job = given.get("job");
-  if (before !== state.study) { state.offset = 0; state.metric = ""; state.sort = ""; state.filter = ""; state.objective = 0; state.logoffset = 0; }
+  if (before !== state.study) { state.offset = 0; state.metric = ""; state.sort = ""; state.filter = ""; state.objective = null; state.logoffset = 0; }
 }
 
 function hashFor(changes) {
@@ -381,9 +381,10 @@ function chooser(label, options, value, change) {
 }
 
 let goal = [];
+const quality = () => Math.max(0, goal.findIndex((each) => !["energy_j", "train_s"].includes(each.metric))); // the first that is not metered
 function objectiveChooser() {
   if (goal.length < 2) return null;
-  return chooser("objective", goal.map((each, i) => [i, each.metric]), state.objective, (value) => { state.objective = Number(value); });
+  return chooser("objective", goal.map((each, i) => [i, each.metric]), state.objective ?? quality(), (value) => { state.objective = Number(value); });
 }
 
 // --- the views ---
@@ -397,7 +398,7 @@ async function drawOverview(main, first) {
   $("head").replaceChildren(el("h1", {}, data.name), el("p", { class: "lead" }, [data.goal, data.scheduler, data.sampler, data.executor].filter(Boolean).join(" · ")));
   const t = data.trials, cards = [];
   if (data.best) {
-    const metric = data.objectives[0].metric;
+    const metric = data.objectives[quality()].metric;
     cards.push(card(`best ${metric}`, fmt(data.best.metrics[metric]), el("span", {}, trialLink(data.best.trial), `, after ${fmt(data.best.epochs)} epochs`)));
   } else cards.push(card("best", "none yet", "no trial has reported the objective"));
   cards.push(el("div", { class: "card" }, el("div", { class: "name" }, "trials"), el("div", { class: "value" }, fmt(t.total)),
@@ -453,7 +454,7 @@ const drawCurves = figureView("curves", () => ({ metric: state.metric, trial: st
   { kind: "tall", empty: () => "No trial has reported anything yet." });
 
 const drawPareto = figureView("pareto", () => ({ objective: state.objective, trial: state.trial }), () => [objectiveChooser()],
-  (data) => `${fmt(data.total)} trials${few(data)}; on the front is who no other trial beats in ${data.axes.join(", ")}.`,
+  (data) => `${fmt(data.total)} trials${few(data)}; on the front is who no other ${data.who} beats in ${data.axes.join(", ")}.`,
   { empty: () => "No trial has a value of every objective yet.",
     below: (data) => data.front.length ? [el("h2", {}, `the front: ${data.front.length} trials`), grid(["trial", ...data.axes], data.front.slice(0, 100).map((p) => [p.trial, ...data.axes.map((a) => p.values[a])]), { trials: data.front.slice(0, 100).map((p) => p.trial) })] : [] });
 
