@@ -207,7 +207,7 @@ def compare(
                 "per_work_geometric_mean": statistics.geometric_mean(
                     [base.makespan_s / base.work_s / (ours.makespan_s / ours.work_s) for base, ours in pairs]
                 ),
-                **limits([base for base, _ in pairs], devices, truth, saving),
+                **limits(pairs, devices, truth, saving),
                 "to_equal_quality": spread(
                     [
                         base.reached_s(target) / ours.reached_s(target)  # type: ignore[operator]
@@ -225,21 +225,27 @@ def compare(
     return rows
 
 
-def limits(defaults: Sequence[Result], devices: int, overhead: Overhead, saving: float) -> dict[str, object]:
-    """How much any planner could gain on the same trials.
+def limits(
+    pairs: Sequence[tuple[Result, Result]], devices: int, overhead: Overhead, saving: float
+) -> dict[str, object]:
+    """How much any planner could gain with the trials it trained, which may be others than by default.
 
     All work, packed, with no device ever idle, or the trial that trains longest, as wide as can be: what takes longer
     is less than any schedule takes. That rungs wait for their last trials is left out, so it is rarely met.
     """
     fastest = overhead.speed(min(devices, overhead.max_devices))
     most = [
-        base.makespan_s / max(base.busy_s * saving / devices, base.longest_s / fastest) for base in defaults
+        base.makespan_s / max(ours.work_s * saving / devices, ours.longest_s / fastest)
+        for base, ours in pairs
     ]
     return {"at_most": spread(most), "at_most_geometric_mean": statistics.geometric_mean(most)}
 
 
 def tell_limits(arguments: argparse.Namespace, curves: Curves) -> None:
-    """The default execution again, and with it the limits of all rows; gains stay as they were measured."""
+    """The default execution again, and with it the limits of all rows; gains stay as they were measured.
+
+    Of the default's trials: right where Fluid trains the same, not for learning samplers or ASHA.
+    """
     results = json.loads((RESULTS / f"{arguments.name}.json").read_text())["results"]
     facts = results["arguments"]
     overhead = Overhead(beta=facts["beta"], max_devices=facts["d"])
@@ -263,9 +269,8 @@ def tell_limits(arguments: argparse.Namespace, curves: Curves) -> None:
                 )
                 for seed in range(first, first + row["makespan"]["repeats"])
             ]
-        row |= limits(
-            known[key], row["devices"], overhead, min(1.0, row["alpha"] / 2) if row["c"] > 1 else 1.0
-        )
+        saving = min(1.0, row["alpha"] / 2) if row["c"] > 1 else 1.0
+        row |= limits([(base, base) for base in known[key]], row["devices"], overhead, saving)
     command = f"python {sys.argv[0]} --data FOLDER"
     save(arguments.name, command, results, ["optuna"])
 
