@@ -56,8 +56,9 @@ def foresee(
     places = overhead.max_sharing
     if synchronous and not sampler.learns and places > 1:
         # Nothing that is trained depends on when it starts. A place left empty while a rung waits for its last trials
-        # wastes what sharing saves, so the next brackets begin early enough to fill it.
-        places *= _BRACKETS_AHEAD
+        # wastes what sharing saves, so the next bracket begins a little earlier. Much earlier
+        # it would take devices from those that are nearer to their ends.
+        places += places // 2
     return Foresight(
         overhead,
         max_devices=overhead.max_devices,
