@@ -257,6 +257,16 @@ def fluid_groups(r: Data) -> Iterator[Row]:
         f"{number(geometric(gains))}x (geometric mean; {number(min(gains))}..{number(max(gains))})",
         f"against the paper's own assignment {number(geometric(paper))}x" if paper else "",
     )
+    large = [one for one in r["sizes"] if one["trials"] >= 50 and "over_least_possible" in one]
+    if large:
+        simple = [middle(one["over_bound"]) for one in large]
+        tight = [middle(one["over_least_possible"]) for one in large]
+        yield Row(
+            "groups of 50 trials and more, makespan within 1.10x of max(work / devices, the longest trial at width d)",
+            f"{sum(x <= 1.1 for x in simple)} of {len(large)} settings (at most {number(max(simple))}x)",
+            f"of a lower bound that counts what packing saves and scaling costs: {sum(x <= 1.1 for x in tight)} "
+            f"(at most {number(max(tight))}x)",
+        )
     for name, each in r["planning_time"].items():
         yield Row(
             f"planning, {name}",

@@ -122,6 +122,18 @@ def test_nobody_is_passed_for_ever() -> None:
     assert simulated.tally.ends_s[0] <= 4 * long
 
 
+def test_trials_of_a_stream_share_while_others_wait_and_spread_when_none_does() -> None:
+    """Several groups at once: the least device time counts, whatever a trial's share of the work would be."""
+    long, short = (replace(p, since_s=1.0 * i) for i, p in enumerate(placements([100.0, 1.0], max_devices=4)))
+    others = [replace(p, since_s=2.0) for p in placements([1.0] * 4, first=2, max_devices=4)]
+    planner = fluid(c=2, d=4, alpha=1.2, beta=1.05)
+    crowded = apply(planner, Plan((long, short, *others), cluster(3)))
+    assert held(crowded) == dict.fromkeys(
+        range(6), 0.5
+    )  # StaticFluid would give the long one all but one device
+    assert held(apply(planner, Plan((long, short), cluster(3)))) == {0: 2, 1: 1}
+
+
 def test_very_short_trials_queue_behind_running_ones() -> None:
     busy = tuple(
         Running(replace(p, shares=(Share(f"cpu:{i}"),)), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -154,6 +155,119 @@ def test_pack_is_near_the_optimum_of_small_groups(runtimes: list[float], devices
     packed = pack(runtimes, devices=devices, overhead=Overhead(max_devices=d))  # c = 1: no sharing
     ends_s = run_through(packed, runtimes, slowdown=float, speed=float).makespan_s
     assert ends_s <= 2 * brute_force(runtimes, devices=devices, d=d) * (1 + 1e-9)  # Theorem 1's bound
+
+
+def search(runtimes: Sequence[float], *, devices: int, epochs: int, overhead: Overhead) -> float:
+    """The best schedule that changes widths at ends of epochs: every placement of every trial at every such time.
+
+    As a cluster works: a change costs epsilon on the new devices, up to c single-device trials share a device and slow
+    each other down, and who runs is not interrupted.
+    """
+    places: list[tuple[int, ...]] = []
+    for width in range(1, min(devices, overhead.max_devices) + 1):
+        places += itertools.combinations(range(devices), width)
+    best = math.inf
+
+    def allowed(where: Sequence[tuple[int, ...]]) -> bool:
+        for device in range(devices):
+            mine = [place for place in where if device in place]
+            if len(mine) > overhead.max_sharing or (len(mine) > 1 and any(len(p) > 1 for p in mine)):
+                return False
+        return True
+
+    def step(
+        now_s: float,
+        where: tuple[tuple[int, ...], ...],
+        left: tuple[float, ...],  # work to the end of the epoch
+        more: tuple[int, ...],  # epochs after this one
+        pause_s: tuple[float, ...],
+        open_: frozenset[int],  # who may start or change now
+    ) -> None:
+        nonlocal best
+        if now_s >= best or not any(m >= 0 for m in more):
+            best = min(best, now_s)
+            return
+        choices = []
+        for trial, place in enumerate(where):
+            if more[trial] < 0:
+                choices.append([()])
+            elif trial in open_ or not place:
+                choices.append([*places] if place else [(), *places])
+            else:
+                choices.append([place])
+        for chosen in itertools.product(*choices):
+            if not allowed(chosen) or not any(chosen):
+                continue
+            rates, pauses = [], []
+            for trial, place in enumerate(chosen):
+                changed = bool(where[trial]) and place != where[trial]
+                pauses.append(overhead.epsilon_s if changed else pause_s[trial])
+                crowd = max((sum(d in p for p in chosen) for d in place), default=1)
+                rates.append(overhead.speed(len(place)) * overhead.alpha ** (1 - crowd) if place else 0.0)
+            ends = [p + w / r if r else math.inf for p, w, r in zip(pauses, left, rates, strict=True)]
+            after_s = min(ends)
+            new_left, new_more, new_where, due = list(left), list(more), list(chosen), set()
+            for trial, end in enumerate(ends):
+                if end <= after_s * (1 + 1e-9):
+                    due.add(trial)
+                    new_more[trial] -= 1
+                    new_left[trial] = runtimes[trial] / epochs
+                    if new_more[trial] < 0:
+                        new_where[trial] = ()
+                elif rates[trial]:
+                    new_left[trial] -= rates[trial] * max(0.0, after_s - pauses[trial])
+            step(
+                now_s + after_s,
+                tuple(new_where),
+                tuple(new_left),
+                tuple(new_more),
+                tuple(max(0.0, p - after_s) for p in pauses),
+                frozenset(due),
+            )
+
+    count = len(runtimes)
+    step(
+        0.0,
+        ((),) * count,
+        tuple(r / epochs for r in runtimes),
+        (epochs - 1,) * count,
+        (0.0,) * count,
+        frozenset(),
+    )
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(1, 20), min_size=1, max_size=3),
+    st.integers(1, 2),
+    overheads(),
+    st.sampled_from([0.0, 0.1, 2.0]),
+)
+def test_no_schedule_beats_the_lower_bound(
+    runtimes: list[float], devices: int, overhead: Overhead, epsilon_s: float
+) -> None:
+    overhead = replace(overhead, epsilon_s=epsilon_s)
+    epochs = 3 if len(runtimes) == 1 else 2 if len(runtimes) == 2 else 1
+    best_s = search(runtimes, devices=devices, epochs=epochs, overhead=overhead.within_bounds())
+    bound_s = lower_bound_s(runtimes, devices=devices, overhead=overhead)
+    assert bound_s <= best_s * (1 + 1e-6)
+    # And it is no weaker than the work, packed as well as can be, and the longest trial.
+    packed = min(overhead.speed(1 / p) ** -1 / p for p in range(1, overhead.within_bounds().max_sharing + 1))
+    assert bound_s >= packed * sum(runtimes) / devices * (1 - 1e-6)
+
+
+def test_the_lower_bound_is_met_where_it_can_be() -> None:
+    share = Overhead(alpha=1.5, max_sharing=2)
+    assert lower_bound_s([10.0] * 4, devices=2, overhead=share) == pytest.approx(15)  # two pairs
+    wide = Overhead(beta=1.1, max_devices=2)
+    assert lower_bound_s([10.0] * 2, devices=4, overhead=wide) == pytest.approx(5.5)  # each on two
+    # Three on four devices: all on two in turn take 11 s each. What changes its width pays for that: it saves nothing.
+    slow = replace(wide, epsilon_s=5.0)
+    assert lower_bound_s([10.0] * 3, devices=4, overhead=slow) == pytest.approx(3 * 11 / 4)
+    # For nothing it would mix: 10 (1 - x) + 5.5 x seconds, of which 10 (1 - x) + 11 x device seconds.
+    x = (40 - 30) / (4 * 4.5 + 3)
+    assert lower_bound_s([10.0] * 3, devices=4, overhead=wide) == pytest.approx(10 - 4.5 * x)
 
 
 def test_pack_puts_one_too_many_with_the_shortest() -> None:

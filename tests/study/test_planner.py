@@ -151,6 +151,27 @@ def test_concurrency_is_free_of_the_number_of_devices(tmp_path: Path) -> None:
     assert most == 16
 
 
+def test_brackets_begin_early_enough_to_fill_shared_devices(tmp_path: Path) -> None:
+    """While a rung waits for its last trials, the next brackets fill its places; what is trained stays the same."""
+
+    def run(name: str, concurrency: int | None) -> tuple[float, pk.Study]:
+        path = tmp_path / f"{name} {concurrency}.db"
+        done = study(*SCHEDULERS[name](), pk.Fluid(concurrency=concurrency), store=path).run()
+        return next(
+            e.time_s for e in journal(path) if isinstance(e, Submitted) and "bracket 0" in e.label
+        ), done
+
+    narrow_s, narrow = run("Hyperband", 16)  # one for each place
+    ahead_s, ahead = run("Hyperband", None)
+    assert ahead_s < narrow_s
+    assert ahead.state.spent_s < narrow.state.spent_s
+    assert {r.id: (r.epoch, r.metrics) for r in ahead.trials} == {
+        r.id: (r.epoch, r.metrics) for r in narrow.trials
+    }
+    # A sampler that learns would know less when it proposes.
+    assert run("synchronous BOHB", None)[0] == run("synchronous BOHB", 16)[0]
+
+
 @pytest.mark.parametrize(("name", "ahead"), [("synchronous BOHB", 8), ("BOHB", 4)])
 def test_a_sampler_that_learns_shares_devices_where_rungs_are_compared_as_a_whole(
     name: str, ahead: int, tmp_path: Path

@@ -83,7 +83,7 @@ class Result:
     best: float = float("inf")
     busy_s: float = 0.0
     work_s: float = 0.0  # what all epochs take alone on one device each
-    longest_s: float = 0.0  # what the trial that trained longest held its devices
+    longest_s: float = 0.0  # the same of the trial that trained longest
     trials: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)  # when a better loss was known
 
@@ -159,15 +159,15 @@ def _result(study: pk.Study, seconds: Callable[[Any, int], float]) -> Result:
     if state.closed is None or state.closed.reason != "finished":
         raise RuntimeError("A study was stopped before its end: its makespan says nothing.")
     told = timeline(events)
-    held_s: dict[int, float] = {}
-    for stay in told.stays:
-        held_s[stay.trial] = held_s.get(stay.trial, 0.0) + stay.end_s - stay.begin_s
     result = Result(told.makespan_s, busy_s=told.busy_s, trials=len(study.trials))
-    result.longest_s = max(held_s.values(), default=0.0)
+    work_s: dict[int, float] = {}
     for event in events:
         if isinstance(event, Reported):
-            result.work_s += seconds(state.trials[event.trial].config, event.epoch - 1)
+            taken_s = seconds(state.trials[event.trial].config, event.epoch - 1)
+            work_s[event.trial] = work_s.get(event.trial, 0.0) + taken_s
         if isinstance(event, Reported) and event.metrics["loss"] < result.best:
             result.best = event.metrics["loss"]
             result.history.append((event.time_s, result.best))
+    result.work_s = sum(work_s.values())
+    result.longest_s = max(work_s.values(), default=0.0)
     return result

@@ -290,10 +290,12 @@ def _shrink(plan: Plan, model: Overhead, allotment: Allotment, runtime: Runtime 
     ]
     if not wide:
         return plan
+    needed = len(plan.waiting) - sum([len(item.leaving) for item in plan.running])
+    if needed <= 0:
+        return plan
     outlook = Outlook(plan, runtime)
     horizon_s = outlook.horizon_s(allotment, outlook.devices(plan))
     stream = outlook.is_stream(plan)
-    needed = len(plan.waiting) - sum(len(item.leaving) for item in plan.running)
     resized = list(plan.resized)
     # Who would be done first has the most to spare.
     wide.sort(key=lambda entry: outlook.running_s[entry[0]] / model.speed(len(entry[1].placement.shares)))

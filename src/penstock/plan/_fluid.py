@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -49,7 +50,8 @@ def fluid(
             ``Placement.expected_s``.
         idle: Who gets devices that nothing waits for: the trial that would end last, the best one, or all evenly.
         widths: How wide waiting trials become: ``"lookahead"`` compares StaticFluid with other choices when a group
-            comes alone (a stream of trials gets StaticFluid's); ``"waterfill"`` is StaticFluid throughout.
+            comes alone (trials of a stream get the width of the least device time); ``"waterfill"`` is StaticFluid
+            throughout.
 
     Returns:
         Two passes: one places what waits, one changes what runs.
@@ -126,9 +128,12 @@ def _widths(
 ) -> tuple[list[float], float]:
     """A width for each waiting trial (none: by the horizon), and the horizon within which all should end."""
     waiting_s = outlook.waiting_s
+    if rule == "lookahead" and outlook.is_stream(plan):
+        # More work is on its way, so no end is in sight to hurry for: while trials wait for devices, the width that
+        # takes the least device time is the best for all. When none waits, elastic spreads them.
+        return [], math.inf
     least_s = outlook.horizon_s(allotment, devices)
-    if rule == "waterfill" or outlook.is_stream(plan):
-        # In a stream more work is on its way, and a longer look ahead than the paper's is no help.
+    if rule == "waterfill":
         only = allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=1)
         return next(only), least_s
     most = next(count for limit, count in _LOOKAHEAD if len(waiting_s) <= limit)

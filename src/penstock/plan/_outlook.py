@@ -53,9 +53,8 @@ class Outlook:
     def devices(plan: Plan) -> int:
         """How many devices there are, busy ones included."""
         names = {item.device.id for item in plan.free}
-        for running in plan.running:
-            for share in (*running.placement.shares, *running.leaving):
-                names.add(share.device)
+        names.update([share.device for running in plan.running for share in running.placement.shares])
+        names.update([share.device for running in plan.running for share in running.leaving])
         return max(1, len(names))
 
     @staticmethod

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import final
 
 from penstock.core.errors import InvalidInput
@@ -142,16 +143,66 @@ class Allotment:
 
 
 def lower_bound_s(runtimes_s: Sequence[float], *, devices: int, overhead: Overhead) -> float:
-    """No schedule ends sooner than this: max(work / devices, the longest trial at its best width).
+    """No schedule ends sooner than this, also if it changes widths at any time and moves trials as it likes.
 
-    Work is what the trials take alone on one device each, or less where packing makes it less.
+    To end within T a trial takes at least so much device time: on one device, which it may share for a part of the
+    time, what the least mix of sharing and not takes; on several, what that constant width takes; or, if its width
+    changes, what the least mix of all widths takes in epsilon less time, and a place meanwhile. The bound is the
+    least T at which these add up to what the devices have, or the longest trial at its best width.
     """
+    times_s = [runtime for runtime in runtimes_s if runtime > 0]
+    if not times_s:
+        return 0.0
     overhead = overhead.within_bounds()
-    packed = overhead.max_sharing
-    saving = min(1.0, overhead.alpha ** (packed - 1) / packed)
-    widest = min(devices, overhead.max_devices)
-    longest_s = max(runtimes_s, default=0.0)
-    return max(saving * math.fsum(runtimes_s) / devices, overhead.runtime_s(longest_s, widest))
+    shared = [1 / p for p in range(overhead.max_sharing, 0, -1)]
+    spread = [float(w) for w in range(2, min(devices, overhead.max_devices) + 1)]
+    one = _hull([(overhead.speed(width), width) for width in shared])
+    mixed = _hull([(overhead.speed(width), width) for width in (*shared, *spread)])
+    constant = [(overhead.speed(width), width) for width in spread]
+    pause_s = overhead.epsilon_s
+
+    def device_s(work_s: float, horizon_s: float) -> float:
+        least = horizon_s * _mix(one, work_s / horizon_s)
+        for speed, width in constant:
+            if work_s <= speed * horizon_s * (1 + 1e-9):
+                least = min(least, width * work_s / speed)
+        if spread and horizon_s > pause_s:
+            rest_s = horizon_s - pause_s
+            least = min(least, rest_s * _mix(mixed, work_s / rest_s) + pause_s * shared[0])
+        return least
+
+    counts = Counter(times_s)
+    low = max(times_s) / mixed[-1][0]
+    high = max(low, math.fsum(times_s))
+    for _ in range(60):
+        middle = (low + high) / 2
+        if math.fsum(n * device_s(t, middle) for t, n in counts.items()) <= devices * middle * (1 + 1e-12):
+            high = middle
+        else:
+            low = middle
+        if high - low <= 1e-7 * high:
+            break
+    return low
+
+
+def _hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The lower convex hull of (speed, width), from standing still on: mixes in time cost no less."""
+    hull = [(0.0, 0.0)]
+    for point in sorted(points):
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (point[0] - hull[-2][0]) >= (
+            point[1] - hull[-2][1]
+        ) * (hull[-1][0] - hull[-2][0]):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _mix(hull: Sequence[tuple[float, float]], speed: float) -> float:
+    """The least average width at an average speed; infinite if it can't be reached."""
+    for (slow, less), (fast, more) in pairwise(hull):
+        if speed <= fast * (1 + 1e-9):
+            return less + (more - less) * (speed - slow) / (fast - slow)
+    return math.inf
 
 
 def static_fluid(runtimes_s: Sequence[float], *, devices: int, overhead: Overhead) -> Layout:

@@ -14,6 +14,10 @@ from penstock.sample import Sampler
 from penstock.study._ledger import Foresight
 from penstock.train._elastic import most_devices
 
+_BRACKETS_AHEAD = (
+    4  # trials under way for each place on a device; few enough that not all brackets begin at once
+)
+
 
 def passes_of(
     planner: Fluid | Sequence[PlanPass] | None, foresight: Foresight | None, width: float
@@ -49,13 +53,19 @@ def foresee(
     overhead = (overhead or Overhead()).within_bounds()
     widest = spread_of(planner, work, executor)
     overhead = replace(overhead, max_devices=min(overhead.max_devices, widest))
+    places = overhead.max_sharing
+    if synchronous and not sampler.learns and places > 1:
+        # Nothing that is trained depends on when it starts. A place left empty while a rung waits for its last trials
+        # wastes what sharing saves, so the next bracket begins a little earlier. Much earlier
+        # it would take devices from those that are nearer to their ends.
+        places += places // 2
     return Foresight(
         overhead,
         max_devices=overhead.max_devices,
         concurrency=planner.concurrency,
         # Rungs that are compared as a whole come out the same however many trials run at once. Otherwise a sampler that
         # learns would also lead to other promotions, which may take longer than sharing saves.
-        per_device=1 if sampler.learns and not synchronous else overhead.max_sharing,
+        per_device=1 if sampler.learns and not synchronous else places,
         ranked=planner.idle == "best",
     )
 
