@@ -769,15 +769,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     """Put the generators back where ``random_state`` found them."""
     torch.set_rng_state(state["torch"])
-    random.setstate(_as_tuple(state["python"]))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))  # out of a file they may come as a list
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 @contextmanager
