@@ -187,9 +187,11 @@ def test_measuring_stays_within_its_part_of_the_time_left(tmp_path, monkeypatch)
     sinks, _ = run(tmp_path, make_task(), {**MEASURE, "left_s": 8.0})  # a quarter of it: 2 s
     assert counts == [1, 1, 2, 4, 8]  # 1.6 s; 16 members would take as long again
     assert sinks[0].notes[0][1]["count"] == 8
+    assert sinks[0].notes[0][1]["hurried"]
     counts.clear()
-    run(tmp_path / "at ease", make_task(), MEASURE)
+    sinks, _ = run(tmp_path / "at ease", make_task(), MEASURE)
     assert max(counts) == 64
+    assert "hurried" not in sinks[0].notes[0][1]
 
 
 def test_trials_that_were_told_to_stop_while_fusion_is_measured_end_at_once(tmp_path):

@@ -340,10 +340,11 @@ def _shape(node: Any) -> Any:
 def _only_read(node: Any) -> bool:
     """Whether nothing is written into what a node makes, or into a view of it."""
     for user in node.users:
-        name = getattr(user.target, "_opname", "")
-        if user.op != "call_function" or not name or name.endswith("_"):
+        schema = getattr(user.target, "_schema", None)
+        if schema is None or schema.is_mutable:
             return False
-        if (name in _VIEWS or name in _SHAPES) and not _only_read(user):
+        views = getattr(user.target, "_opname", "") in _SHAPES or any(r.alias_info for r in schema.returns)
+        if views and not _only_read(user):
             return False
     return True
 

@@ -23,9 +23,7 @@ SHORT_S = 1.0
 """Where all that is left takes less than this one after another, measuring would not repay itself."""
 
 _WORTH = 0.25  # the part of what is left that measuring one more count may take; of a deadline, measuring as a whole
-_CHECK = (
-    6  # times one member's measuring: the check makes four members, measuring two more makes three, and steps
-)
+_CHECK = 6  # times what measuring one member takes: the check makes four members, and then one and two are measured
 _MEMORY = 0.6  # of what is free, for a profile is not all that a process allocates
 
 
@@ -128,10 +126,14 @@ class _Haste:
     Args:
         left_s: The time that is left for trials such as these; None: as long as they take.
         sinks: Of the trials.
+
+    Attributes:
+        cut: Whether more would have been measured, had there been time.
     """
 
     def __init__(self, left_s: float | None, sinks: Sequence[Sink]) -> None:
         self.left_s = left_s
+        self.cut = False
         self._sinks = sinks
         self._begun_s = time.perf_counter()
 
@@ -142,9 +144,9 @@ class _Haste:
 
     def allows(self, more_s: float) -> bool:
         """Whether there is time for so much more."""
-        if self.left_s is not None and self.spent_s + more_s > _WORTH * self.left_s:
-            return False
-        return not _unwanted(self._sinks)
+        late = self.left_s is not None and self.spent_s + more_s > _WORTH * self.left_s
+        self.cut = self.cut or late
+        return not late and not _unwanted(self._sinks)
 
 
 def _unwanted(sinks: Sequence[Sink]) -> bool:
@@ -194,10 +196,12 @@ def _decide(
     except Exception as error:  # a configuration that fails: it fails alone, with its own traceback
         reason = f"it could not be measured: {type(error).__name__}: {error}"
         return 1, {**note, "count": 1, "reason": reason[:500], "profiles": [], "failed": True}
+    hurried = {"hurried": True} if haste.cut else {}  # a session with more time measures again
     return choice.count, {
         **note,
         **choice.to_json(),
         "measured_s": round(haste.spent_s, 3),
+        **hurried,
     }
 
 
