@@ -25,6 +25,7 @@ class Placement:
         memory_bytes: The most memory it needs on a device; None: not known.
         max_devices: Over how many devices it can spread, and change that while it runs; 1: it can't.
         since_s: When it was queued, on the executor's clock: who waits long is not passed for ever.
+        course: How its planner decided to go on with its group; "": nothing was decided. For planners alone.
     """
 
     segments: tuple[Segment, ...]
@@ -36,6 +37,7 @@ class Placement:
     memory_bytes: int | None = None
     max_devices: int = 1
     since_s: float = 0.0
+    course: str = ""
 
 
 @dataclass(frozen=True, slots=True)

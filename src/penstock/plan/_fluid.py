@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -13,15 +14,27 @@ from penstock.plan._board import EPSILON, Board
 from penstock.plan._elastic import Idle, elastic
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment, forecast_s, makespan_s
+from penstock.plan._rollout import makespan_s as rollout_s
 from penstock.predict import Overhead
 
 Widths: TypeAlias = Literal["lookahead", "waterfill"]
 """How wide waiting trials become: by a look ahead at several choices, or by StaticFluid as in the paper."""
 
 
+# Courses that a group may take. "waterfill" is the paper's: StaticFluid's widths, DynamicFluid's changes. In all others
+# idle devices go to the trial that would end last, and widths are StaticFluid's ("longest"), those of a horizon (times
+# the least one), at first those with which all run at once ("shelf"), or one device each ("one").
+_FACTORS = {"x1": 1.0, "x1.07": 1.07, "x1.15": 1.15, "x1.3": 1.3, "x1.6": 1.6}
+_COURSES = ("waterfill", "longest", "shelf", "one", *_FACTORS)
+# To play a course through takes about trials * (trials + devices) microseconds. All that is played through may take:
+_PLAYS = 200_000  # when a group begins,
+_PLAYS_LATER = 20_000  # once one that was too large is under way,
+_PLAYS_AGAIN = 4000  # and to see, of runtimes not well known, whether a course is still the best;
+_SHARE = 2000  # but no more than 0.2% of the time into which the group fits, in microseconds per second.
+_WARY = 2.0  # times the error of guesses: what other courses than one device each must promise
 _LOOKAHEAD = ((64, 8), (256, 4), (1 << 60, 1))  # up to so many waiting trials, so many choices are compared
 _GROUP = 4  # and at least so many when a group meets idle devices
-_PLAYED = 100  # a group of up to so many is played through on idle devices; otherwise the end is estimated
+_PLAYED = 512  # a group of up to so many is played through on idle devices; otherwise the end is estimated
 _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earlier: forecasts err
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
@@ -49,9 +62,11 @@ def fluid(
         runtime: The expected seconds of a placement alone on one device, or None if not known; by default
             ``Placement.expected_s``.
         idle: Who gets devices that nothing waits for: the trial that would end last, the best one, or all evenly.
-        widths: How wide waiting trials become: ``"lookahead"`` compares StaticFluid with other choices when a group
-            comes alone (trials of a stream get the width of the least device time); ``"waterfill"`` is StaticFluid
-            throughout.
+        widths: How wide waiting trials become: ``"lookahead"`` plays several courses of a group that comes alone
+            through, the paper's among them, and follows the one that ends first: with known runtimes never later than
+            the paper's. That takes up to 0.2% of the time into which the group fits, and about 0.3 s at most; larger
+            groups only compare widths (trials of a stream get the width of the least device time).
+            ``"waterfill"`` is StaticFluid throughout.
 
     Returns:
         Two passes: one places what waits, one changes what runs.
@@ -62,14 +77,134 @@ def fluid(
     if widths not in ("lookahead", "waterfill"):
         raise InvalidInput(f'widths is {widths!r}; give "lookahead" or "waterfill".')
     allotment = Allotment(overhead)
+    grow = elastic(overhead, runtime=runtime, idle=idle)
 
     def place(plan: Plan) -> Plan:
         return _place(plan, allotment, runtime, widths) if plan.waiting and plan.free else plan
 
-    return place, elastic(overhead, runtime=runtime, idle=idle)
+    if widths != "lookahead" or idle != "longest":
+        return place, grow
+    courses = {name: _follow(allotment, name, runtime=None) for name in _COURSES}
+    followed = courses if runtime is None else {n: _follow(allotment, n, runtime=runtime) for n in _COURSES}
+
+    def decide(plan: Plan) -> Plan:
+        if not plan.waiting or not plan.free:
+            return plan
+        name = _course(plan)
+        if not name or any(placement.expected_error for placement in plan.waiting):
+            count = len(plan.waiting) + len(plan.running)
+            if 2 * count * count <= _PLAYS:  # otherwise not even a look at runtimes is worth it
+                name = _choose(plan, Outlook(plan, runtime), courses, allotment, name)
+        if not name:
+            return place(plan)
+        after = followed[name][0](plan)
+        old = len(plan.placed)
+        placed = [replace(placement, course=name) for placement in after.placed[old:]]
+        return replace(after, placed=(*after.placed[:old], *placed))
+
+    def change(plan: Plan) -> Plan:
+        name = _course(plan)
+        return followed[name][1](plan) if name else grow(plan)
+
+    return decide, change
 
 
-def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: Widths) -> Plan:
+def _follow(allotment: Allotment, name: str, *, runtime: Runtime | None) -> tuple[PlanPass, PlanPass]:
+    """The passes of a course."""
+
+    def place(plan: Plan) -> Plan:
+        return _place(plan, allotment, runtime, name) if plan.waiting and plan.free else plan
+
+    idle: Idle = "waterfill" if name == "waterfill" else "longest"
+    return place, elastic(allotment.overhead, runtime=runtime, idle=idle)
+
+
+def _course(plan: Plan) -> str:
+    """What was decided for the one group that is under way; "": nothing, or there are several."""
+    name = ""
+    since_s = None
+    for item in plan.running:
+        placement = item.placement
+        if placement.since_s != since_s:
+            if since_s is not None:
+                return ""
+            since_s = placement.since_s
+        name = placement.course or name
+    for placement in (*plan.placed, *plan.waiting):
+        if placement.since_s != since_s:
+            if since_s is not None:
+                return ""
+            since_s = placement.since_s
+        name = placement.course or name
+    return name if name in _COURSES else ""
+
+
+def _choose(
+    plan: Plan,
+    outlook: Outlook,
+    courses: Mapping[str, tuple[PlanPass, PlanPass]],
+    allotment: Allotment,
+    before: str = "",
+) -> str:
+    """The course that ends a group first, each played through; ``before`` if that would take too long."""
+    if outlook.guessed or outlook.is_stream(plan) or any(item.backlog for item in plan.free):
+        return before
+    overhead, devices = allotment.overhead, outlook.devices(plan)
+    count = len(plan.waiting) + len(plan.running)
+    least_s = outlook.horizon_s(allotment, devices)
+    budget = min(_PLAYS_AGAIN if before else _PLAYS_LATER if plan.running else _PLAYS, _SHARE * least_s)
+    most = int(budget / (count * (count + devices)))
+    if most < 2:
+        return before
+    work_s = [*outlook.waiting_s, *outlook.running_s]
+    goal_s = allotment.fastest_s(max(work_s), devices)
+    names = _ordered(work_s, least_s, allotment, devices, before)[:most]
+    within_s = math.inf  # what others than the first must promise
+    off = sum(item.expected_error for item in plan.waiting) / len(plan.waiting)
+    if (
+        off
+        and not plan.running
+        and len(plan.waiting) <= sum(item.fraction >= 1 - EPSILON for item in plan.free)
+    ):
+        # One each is what there is without Fluid, and elastic makes good for wrong guesses. To give the short less
+        # and the long more from the start must promise more than the guesses may be off.
+        names.insert(0, "one")
+        within_s = max(0.0, 1 - _WARY * off) * max(work_s)
+    best, best_s = "", math.inf
+    for name in names:
+        ends_s = rollout_s(
+            plan,
+            courses[name],
+            overhead=overhead,
+            waiting_s=outlook.waiting_s,
+            running_s=outlook.running_s,
+            within_s=min(best_s, within_s) if best else math.inf,
+        )
+        if not best:
+            best, best_s = name, ends_s
+            if before:  # to leave a course is like a change of widths
+                within_s = ends_s - overhead.epsilon_s
+        elif ends_s < min(best_s * (1 - 1e-9), within_s):
+            best, best_s = name, ends_s
+        if best_s <= goal_s * (1 + 1e-6):
+            break
+    return best or before
+
+
+def _ordered(
+    work_s: Sequence[float], least_s: float, allotment: Allotment, devices: int, before: str
+) -> list[str]:
+    """The course so far, the paper's, then the others: horizons in the order in which constant widths would end."""
+    ends_s: dict[str, float] = {}
+    for name, factor in _FACTORS.items():
+        widths = [min(float(devices), allotment.width(each_s, factor * least_s)) for each_s in work_s]
+        ends_s[name] = makespan_s(work_s, widths, devices=devices, overhead=allotment.overhead)
+    first, second, *others = sorted(_FACTORS, key=ends_s.__getitem__)
+    found = ["waterfill", first, second, "longest", "shelf", *others]
+    return [before, *(name for name in found if name != before)] if before else found
+
+
+def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: str) -> Plan:
     outlook = Outlook(plan, runtime)
     waiting, waiting_s = plan.waiting, outlook.waiting_s
     devices = outlook.devices(plan)
@@ -124,7 +259,7 @@ def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: Widt
 
 
 def _widths(
-    plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empty: int, rule: Widths
+    plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empty: int, rule: str
 ) -> tuple[list[float], float]:
     """A width for each waiting trial (none: by the horizon), and the horizon within which all should end."""
     waiting_s = outlook.waiting_s
@@ -133,7 +268,14 @@ def _widths(
         # takes the least device time is the best for all. When none waits, elastic spreads them.
         return [], math.inf
     least_s = outlook.horizon_s(allotment, devices)
-    if rule == "waterfill":
+    if rule in _FACTORS:
+        return [], _FACTORS[rule] * least_s
+    if rule == "shelf":
+        shelf_s = None if plan.running or not empty else allotment.shelf_s(waiting_s, empty)
+        return [], _SLACK * least_s if shelf_s is None else shelf_s
+    if rule == "one":
+        return [1.0] * len(waiting_s), least_s
+    if rule in ("waterfill", "longest"):
         only = allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=1)
         return next(only), least_s
     most = next(count for limit, count in _LOOKAHEAD if len(waiting_s) <= limit)

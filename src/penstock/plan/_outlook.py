@@ -21,7 +21,7 @@ class Outlook:
     With nothing known at all, everything takes one second: equal runtimes, as in a study's first group.
     """
 
-    __slots__ = ("_default_s", "_runtime", "running_s", "waiting_s")
+    __slots__ = ("_default_s", "_runtime", "guessed", "running_s", "waiting_s")
 
     def __init__(self, plan: Plan, runtime: Runtime | None) -> None:
         self._runtime = runtime
@@ -33,6 +33,7 @@ class Outlook:
         running = [item.remaining_s for item in plan.running]
         placed = [know(placement) for placement in plan.placed]
         self._default_s = 1.0
+        self.guessed = None in waiting or None in running  # whether something is not known at all
         if None in waiting or None in running or None in placed:
             known = [value for value in (*waiting, *placed) if value is not None]
             known = known or [value for value in running if value is not None]

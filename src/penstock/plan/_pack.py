@@ -70,6 +70,10 @@ class Allotment:
                 break
         return high
 
+    def fastest_s(self, alone_s: float, devices: int) -> float:
+        """What a trial takes on as many of ``devices`` as serve it best."""
+        return alone_s / self._speed_within(devices)
+
     def shelf_s(self, runtimes_s: Sequence[float], devices: int) -> float | None:
         """The least horizon at which all trials run at once, side by side; None if they never fit so."""
         ordered = sorted(runtimes_s)

@@ -14,10 +14,6 @@ from penstock.sample import Sampler
 from penstock.study._ledger import Foresight
 from penstock.train._elastic import most_devices
 
-_BRACKETS_AHEAD = (
-    4  # trials under way for each place on a device; few enough that not all brackets begin at once
-)
-
 
 def passes_of(
     planner: Fluid | Sequence[PlanPass] | None, foresight: Foresight | None, width: float

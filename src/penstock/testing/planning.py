@@ -306,11 +306,12 @@ def placements(
     memory_bytes: Sequence[int | None] | None = None,
     error: float = 0.0,
     first: int = 0,
+    epochs: int = 1,
 ) -> list[Placement]:
-    """One placement per expected runtime, trials numbered from ``first``."""
+    """One placement per expected runtime, trials numbered from ``first``, of ``epochs`` epochs."""
     return [
         Placement(
-            (Segment(Trial(first + i, {}, 0), until=1),),
+            (Segment(Trial(first + i, {}, 0), until=epochs),),
             expected_s=value,
             expected_error=error,
             max_devices=max_devices,
@@ -340,6 +341,7 @@ def run_group(
         max_devices=truth.max_devices if max_devices is None else max_devices,
         memory_bytes=memory_bytes,
         error=error,
+        epochs=epochs,
     )
     work = dict(enumerate(runtimes_s))
     cluster.submit(group, work, dict.fromkeys(work, epochs))
