@@ -227,7 +227,8 @@ def main():
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by itself: then other work would slow one side alone
+    # 15 by itself: then other work would slow one side alone.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     name = f"hydro_study_{given.model}{'_asha' if given.asha else ''}"
     path = RESULTS / f"{name}.json"
     results = {"trials": given.trials, "epochs": given.epochs, "runs": {}}
