@@ -130,35 +130,32 @@ class _Game:
 
     def play(self, passes: Sequence[PlanPass], within_s: float) -> float:
         self._plan(passes)
-        events, jobs = self.events, self.jobs
-        while events:
-            time_s, trial, version = events[0]
-            job = jobs.get(trial)
-            if job is None or job.version != version:
-                heapq.heappop(events)
-                continue
-            if time_s > within_s:
+        while (next_s := self._next_s()) is not None:
+            if next_s > within_s:
                 return math.inf
-            happened = False
-            while events:
-                time_s, trial, version = events[0]
-                job = jobs.get(trial)
-                if job is None or job.version != version:
-                    heapq.heappop(events)
-                    continue
-                if happened and time_s > self.now_s * (1 + _EPSILON):
-                    break
-                heapq.heappop(events)
-                happened = True
-                if time_s > self.now_s:
-                    self.now_s = time_s
+            self.now_s = max(self.now_s, next_s)
+            while next_s is not None and next_s <= self.now_s * (1 + _EPSILON):
+                _, trial, _ = heapq.heappop(self.events)
+                self.now_s = max(self.now_s, next_s)
+                job = self.jobs[trial]
                 job.settle(self.now_s)
                 if job.boundary_s == job.boundary_s and job.left_s > 1e-6 * (job.epoch_s or job.left_s):
                     self._change(trial, job)
                 else:
                     self._end(trial, job)
+                next_s = self._next_s()
             self._plan(passes)
         return math.inf if self.waiting else self.now_s
+
+    def _next_s(self) -> float | None:
+        """When something happens next; None: nothing does. What was expected before a change of pace is dropped."""
+        while self.events:
+            time_s, trial, version = self.events[0]
+            job = self.jobs.get(trial)
+            if job is not None and job.version == version:
+                return time_s
+            heapq.heappop(self.events)
+        return None
 
     def _plan(self, passes: Sequence[PlanPass]) -> None:
         free = []

@@ -254,7 +254,9 @@ class Session:
         }
         if isinstance(self._executor.clock, VirtualClock):  # it would have taken this long
             self._executor.clock.advance_to(start_s + count * profile.seconds)
-        data: dict[str, Any] = {"config": dict(config), "readings": {} if error else readings}
+        if error:
+            readings = {}
+        data: dict[str, Any] = {"config": dict(config), "readings": readings}
         data["seconds"] = self._now() - start_s
         if error:
             data["error"] = error
@@ -268,7 +270,7 @@ class Session:
         self._engine.probed(note)
         self._note(note)
         self._write(everything=True)  # of a simulated study, too: to measure is to act
-        return data["readings"]  # type: ignore[no-any-return]
+        return readings
 
     @property
     def _finishing(self) -> bool:
