@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import statistics
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy: threads of its library that spin would be charged, too
 
 import _bench
 from penstock.sample import Bayes, Observation
