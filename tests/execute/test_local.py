@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as pk
-from penstock.core import Ended, Share
+from penstock.core import Ended, Reported, Share
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute import Job, Local
 from penstock.execute import _local as local_module
@@ -150,5 +150,42 @@ def test_a_trial_that_is_to_spread_while_it_waits_for_another_is_not_left_waitin
             free = [each.fraction for each in executor.free()]
         assert ended >= {10, 11}
         assert free == [1.0, 1.0]  # nothing stays held
+    finally:
+        executor.close()
+
+
+class NotedWhenLoaded:
+    """Work that leaves a file with its process's number where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __setstate__(self, state: dict[str, Path]) -> None:
+        self.__dict__.update(state)
+        (self.folder / f"loaded-{os.getpid()}").touch()
+
+    def __call__(self, run: pk.Run) -> None:
+        for _ in run.epochs():
+            run.report(loss=os.getpid())
+
+
+def test_workers_start_beside_what_the_driver_does_first(tmp_path: Path) -> None:
+    executor = Local(2)
+    work = NotedWhenLoaded(tmp_path)
+    (tmp_path / "files").mkdir()
+    executor.open(Job(work, tmp_path / "files", ("loss",), meter=False))
+    try:
+        with executor.meanwhile():
+            pass
+        until_s = time.monotonic() + 60
+        while len(list(tmp_path.glob("loaded-*"))) < 2 and time.monotonic() < until_s:
+            time.sleep(0.01)
+        loaded = {int(path.name.partition("-")[2]) for path in tmp_path.glob("loaded-*")}
+        assert len(loaded) == 2
+        drive = Drive(executor, [segment(trial, until=1) for trial in range(2)])
+        drive.finish(2)
+        used = {event.metrics["loss"] for event in drive.events if isinstance(event, Reported)}
+        assert used <= loaded, "the workers that were started are those that train"
+        assert os.getpid() not in used
     finally:
         executor.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,13 @@ class Executor(ABC):
         Raises:
             InvalidInput: The work can't be pickled; says what in it can't.
         """
+
+    def meanwhile(self) -> contextlib.AbstractContextManager[None]:
+        """Around work of the driver's that the first trials wait for: workers that take time to start may start then.
+
+        Entered between ``open`` and the first launch; nothing else is asked of the executor before it is left.
+        """
+        return contextlib.nullcontext()
 
     @abstractmethod
     def free(self) -> Sequence[Free]:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -345,6 +346,26 @@ class Local(Executor):
                 self._pool.update(list(self._machine()), (), time.monotonic())
                 time.sleep(0.0 if self._pool.mine else _STEAL_S)
             self._free = None
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Start a worker for each device beside what the driver does; they import what the work needs."""
+        # In a thread, for the process that workers are forked from may still be busy with its own imports.
+        starting = threading.Thread(target=self._start_workers, name="penstock-start", daemon=True)
+        starting.start()
+        try:
+            yield
+        finally:
+            starting.join()
+
+    def _start_workers(self) -> None:
+        if self._pool is not None or self._stages or self.slots_per_trial > 1:
+            return  # who gets which devices, and how many, will be seen
+        with contextlib.suppress(ExecutorError):  # whoever launches the first trial is told
+            for name in self._machine():
+                worker = self._spawn(*self._needs((Share(name, 1.0),)))
+                worker.heard_s = self._clock.now_s()
+                self._idle.setdefault(worker.key, []).append(worker)
 
     def close(self) -> None:
         """Kill all workers with all they have started."""

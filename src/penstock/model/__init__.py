@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from penstock.model._check import CoordinateCheck, LayerCheck, coordinate_check
     from penstock.model._fuse import Fusion
     from penstock.model._hazard import writes_beyond
+    from penstock.model._light import without_compiler
     from penstock.model._ops import PerMember
     from penstock.model._optimize import FusedOptimizer, group_names, release
     from penstock.model._pace import Form, Pace
@@ -41,6 +42,7 @@ _WHERE = {
     "release": "_optimize",
     "scale_groups": "_parametrize",
     "shrink": "_shrink",
+    "without_compiler": "_light",
     "writes_beyond": "_hazard",
 }
 
@@ -70,6 +72,7 @@ __all__ = [
     "release",
     "scale_groups",
     "shrink",
+    "without_compiler",
     "writes_beyond",
 ]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import InvalidInput
 from penstock.model._dims import _tensors
+from penstock.model._light import step as step_lightly
 
 OUTPUT = "(output)"
 """The model's output, among the layers."""
@@ -245,7 +246,7 @@ def _train(
         pull = pull if start is None else start.grad
         _measure(model, gradients)
         begun += time.perf_counter() - paused  # looking at gradients is no part of a step
-        optimizer.step()
+        step_lightly(optimizer)
         value = float(found.detach())
         steps_s.append(time.perf_counter() - begun)
     zeros = {name for name, size in first.items() if size == 0 and name != OUTPUT}

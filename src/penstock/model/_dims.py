@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -302,7 +303,7 @@ class Follow(TorchFunctionMode):
                 continue
             try:
                 fits = _broadcast_shape([t.shape for t in tensors]) == out.shape
-            except RuntimeError:
+            except ValueError:
                 fits = False
             if not fits:
                 self.lock(tensors, f"{name} in {self.where} can't be followed")
@@ -343,10 +344,9 @@ class _Leave:
         self._stack.pop()
 
 
-def _broadcast_shape(shapes: Sequence[torch.Size]) -> torch.Size:
-    made: Any = torch.broadcast_shapes
-    found: torch.Size = made(*shapes)
-    return found
+def _broadcast_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
+    # torch.broadcast_shapes imports symbolic algebra first, which takes a second.
+    return np.broadcast_shapes(*shapes)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

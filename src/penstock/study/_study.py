@@ -643,7 +643,8 @@ class Study:
         view.say(f"Checking that a twin {shrink.factor:g} times as narrow trains like the model.")
         held = self.scheduler.held if isinstance(self.scheduler, Transfer) else {}
         threads = min((free.device.cores for free in self.executor.free()), default=1)
-        data = inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
+        with self.executor.meanwhile():
+            data = inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
         return Noted(self.executor.clock.now_s(), TOPIC, data)
 
     @property

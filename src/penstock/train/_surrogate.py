@@ -26,6 +26,7 @@ from penstock.model import (
     parametrize,
     scale_groups,
     shrink,
+    without_compiler,
 )
 from penstock.train._loader import derive
 from penstock.train._loop import _forward, private_randomness, seed_everything
@@ -194,7 +195,7 @@ def check(task: Task, config: Config, *, threads: int | None = None) -> tuple[Co
         return model, optimizer
 
     before = torch.get_num_threads()
-    with private_randomness():
+    with private_randomness(), without_compiler():
         try:
             if threads is not None:
                 torch.set_num_threads(max(1, threads))
