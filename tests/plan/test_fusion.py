@@ -84,6 +84,13 @@ def test_more_is_not_always_better():
     assert choice.gain == pytest.approx(2.2)
 
 
+def test_many_members_are_not_measured_twice_in_vain():
+    rates = {1: 1.0, 2: 1.1, 4: 1.1, 8: 1.8, 16: 1.9, 32: 1.92, 64: 9.0}
+    measure = machine(lambda count: count / rates[count])
+    assert choose_count(measure, 64).count == 16  # 4 was no better than 2, and yet 8 was tried
+    assert measure.asked == [1, 2, 4, 8, 16, 32]
+
+
 def test_of_counts_that_train_as_fast_the_smallest_is_taken():
     rates = {1: 1.0, 2: 1.4, 4: 1.55, 8: 1.58, 16: 1.6}
     assert choose_count(machine(lambda count: count / rates[count]), 16).count == 4

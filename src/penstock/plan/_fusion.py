@@ -118,6 +118,7 @@ def fusion_limit(one: FusionProfile, two: FusionProfile, available_bytes: int) -
 
 
 _NEAR = 0.95
+_FEW = 8
 _SURE = 1.5
 """A gain below this is measured again: single steps were seen to differ by a third from one moment to the next."""
 
@@ -136,9 +137,10 @@ def choose_count(
     what befalls one of them.
 
     More is not always better: on CPUs wide fused convolutions fall out of the caches. The search stops when twice in
-    a row a doubling has hardly helped, at the memory's limit, and at the number of trials. Two fused members may well
-    be slower than two alone where eight are faster (small layers, whose cost is the call): each count is therefore
-    compared with the one before, and the best of all counts.
+    a row a doubling has hardly helped (beyond eight members once, for there the steps are long to measure and the calls
+    cost little any more), at the memory's limit, and at the number of trials. Two fused members may well be slower than
+    two alone where eight are faster (small layers, whose cost is the call): each count is therefore compared with the
+    one before, and the best of all counts.
 
     Args:
         measure: ``measure(count)`` gives seconds per step and bytes; None if ``count`` members can't be fused.
@@ -172,7 +174,8 @@ def choose_count(
             if limit < 2:
                 reason = "two members don't fit the memory"
                 break
-        worse = 0 if _NEAR * profile.throughput > profiles[-2].throughput else worse + 1
+        helped = _NEAR * profile.throughput > profiles[-2].throughput
+        worse = 0 if helped else worse + (2 if count > _FEW else 1)
         if profile.throughput > best.throughput:
             best = profile
         if count == min(limit, trials):

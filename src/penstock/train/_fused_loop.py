@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 4 << 20
 _MEASURED = 5  # steps whose median is a form's pace
 _MEASURED_S = 0.03  # short steps are measured for so long
+_LONG_S = 0.25  # long ones not much longer
 
 _costs = {"record_cost_s": 1.0, "compile_cost_s": 60.0}
 """What recording and compiling took here last; the first figures are for a busy laptop."""
@@ -951,10 +952,14 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 
 def _fastest(step: Callable[[int], object], steps: int, device: torch.device) -> float:
-    """Seconds of the fastest of at least ``steps`` steps; of more where they are short, for what else runs here."""
+    """Seconds of the fastest of ``steps`` steps: of more that are short, of fewer long ones."""
     times: list[float] = []
     clock = _clock(device)
-    while len(times) < steps or (sum(times) < _MEASURED_S and len(times) < 8 * steps):
+    while (
+        len(times) < 2
+        or (len(times) < steps and sum(times) < _LONG_S)
+        or (sum(times) < _MEASURED_S and len(times) < 8 * steps)
+    ):
         begin_s = clock()
         step(len(times))
         times.append(clock() - begin_s)
