@@ -51,7 +51,7 @@ def module(path: str, *arguments: str) -> tuple[str, ...]:
 def whole_study(model: str, *, asha: bool) -> Benchmark:
     name = f"hydro_study_{model}{'_asha' if asha else ''}"
     options = ("--asha",) if asha else ()
-    arguments = script("papers/hydro/study", "--model", model, *options, "--seeds", "0", "1", "2", "--save")
+    arguments = script("papers/hydro/study", "--model", model, *options, "--seeds", *"01234", "--save")
     return Benchmark(name, arguments, (name,), long=True)
 
 

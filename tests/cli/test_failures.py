@@ -173,6 +173,25 @@ def test_what_is_not_kept_is_not_to_be_resumed(tmp_path):
     assert "resume" not in out + err
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
+def test_a_closed_terminal_lets_epochs_finish_unless_it_is_ignored(tmp_path, ignored):
+    write(tmp_path, SLOW.replace("meter=False", "meter=False, budget=pk.Budget(epochs=30)"))
+    command = [*COMMAND, "tune", "t.py:slow", "--view", "lines"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(command, cwd=tmp_path, **pipes)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for line in process.stderr:
+        if "best so far" in line:
+            break
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == (0 if ignored else 129)
+    assert ("interrupted (SIGHUP)" in out) != ignored
+
+
 @pytest.mark.parametrize(
     "options",
     [["--price", "-3"], ["-o", "nonexist/x.json"], ["-o", "."], ["--g-per-kwh", "-1"]],

@@ -180,7 +180,10 @@ def test_a_command_is_not_simulated():
         study(work).run()
 
 
-@pytest.mark.parametrize(("number", "named"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "named"),
+    [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")],
+)
 def test_a_signal_is_told_by_its_name_and_what_is_not_kept_is_not_to_be_resumed(number, named, tmp_path):
     for store in (False, tmp_path / "s.db"):
         view = Interrupt(number)

@@ -286,7 +286,7 @@ def _run(study: Study, view: str, jsonl: str | None) -> None:
     if closed is not None and closed.reason == "interrupted":
         if study.store_url is not None:
             print(f"Go on with: penstock resume {study.store_url} --study {study.name}", file=sys.stderr)
-        raise typer.Exit(143 if closed.detail == "SIGTERM" else 130)
+        raise typer.Exit({"SIGTERM": 143, "SIGHUP": 129}.get(closed.detail, 130))
     if study.best is None and study.state.counts.failed:
         raise typer.Exit(1)
 

@@ -550,7 +550,10 @@ class Session:
             if self._signals > 1:
                 raise KeyboardInterrupt
 
-        return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        caught = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            caught.append(signal.SIGHUP)  # a terminal that is closed; under nohup it is ignored and stays so
+        return {number: signal.signal(number, on_signal) for number in caught}
 
 
 def _text_of(error: Exception) -> str:
