@@ -349,8 +349,8 @@ class Study:
     def run(self, *, view: str | View | None = None, jsonl: str | Path | None = None) -> Study:
         """Run the study to its end, or resume it where it was left.
 
-        Ctrl-C (or SIGTERM, SIGHUP) lets every running trial finish its epoch and leaves; a second one leaves at once. Either
-        way ``Study.load(...).run()`` goes on later.
+        Ctrl-C (or SIGTERM, SIGHUP) lets every running trial finish its epoch and leaves; a second one leaves at once.
+        Either way ``Study.load(...).run()`` goes on later.
 
         Args:
             view: ``"live"``, ``"lines"``, ``"auto"`` (live on a terminal, lines elsewhere), or None: quiet.
