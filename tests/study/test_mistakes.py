@@ -1,6 +1,7 @@
 """Mistakes are told before any work, and a study whose training always fails ends."""
 
 import dataclasses
+import functools
 import io
 import os
 import re
@@ -111,6 +112,23 @@ def two(run, more):
     return {"loss": 1.0}
 
 
+async def awaited(run):
+    run.report(loss=1.0)
+
+
+async def streamed(run):
+    yield 1.0
+
+
+def yielding(run):
+    yield 1.0
+
+
+class Yielding:
+    def __call__(self, run):
+        yield 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -143,6 +161,11 @@ def two(run, more):
         ({"currency": ""}, "currency"),
         ({"work": no_run}, "no_run"),
         ({"work": two}, "two"),
+        ({"work": awaited}, "awaited is an async"),
+        ({"work": streamed}, "streamed is an async"),
+        ({"work": yielding}, "yielding has a yield"),
+        ({"work": functools.partial(yielding)}, "has a yield"),
+        ({"work": Yielding()}, "Yielding.* has a yield"),
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
