@@ -171,6 +171,16 @@ def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys):
     assert "no more trials" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("scheduler", [None, pk.Full(trials=5), pk.ASHA(max_epochs=9, trials=5)])
+def test_a_scheduler_whose_own_number_of_trials_is_done_says_so(tmp_path, capsys, scheduler):
+    path = tmp_path / "s.db"
+    count = len(study(scheduler=scheduler, budget=None, store=path).run().trials)
+    capsys.readouterr()
+    for limit, told in ((count, False), (count + 1, True)):
+        assert len(pk.Study.load(path, budget=pk.Budget(trials=limit)).run().trials) == count
+        assert ("no more trials" in capsys.readouterr().err) == told
+
+
 def test_studies_without_a_name_that_begin_at_once_get_different_ones(tmp_path):
     """On one store, as by scripts that are started side by side."""
     path, begin, names = tmp_path / "s.db", threading.Barrier(6), []
