@@ -122,6 +122,22 @@ def test_budgets_end_a_study_within_an_epoch(budget, check):
     assert done.state.counts.running == 0
 
 
+def test_a_budget_of_epochs_counts_those_without_a_report():
+    """Validated every third epoch only: as many are trained as with a report each."""
+    trained = []
+
+    def rarely(run):
+        for epoch in run.epochs(6):
+            trained.append(epoch)
+            if epoch % 3 == 2:
+                run.report(loss=1.0)
+
+    done = study(rarely, budget=pk.Budget(epochs=60)).run()
+    assert done.state.epochs == len(trained)
+    assert 60 <= len(trained) <= 60 + 4 * 3  # on four devices, each up to its next report
+    assert done.state.reports == len(trained) / 3
+
+
 @pytest.mark.parametrize("sampler", [pk.Random, pk.TPE])
 @pytest.mark.parametrize(
     "first", [3, 4, 8]

@@ -486,9 +486,9 @@ class Session:
         limit, an epoch that runs counts as spent.
         """
         state, budget = self._engine.state, self._study.budget
-        if not budget.needs_energy or state.energy is None or not state.epochs:
+        if not budget.needs_energy or state.energy is None or not state.reports:
             return None
-        usual = state.energy.scaled(1 / state.epochs)
+        usual = state.energy.scaled(1 / state.reports)
         ahead = []
         for trial in self._engine.running:
             record = state.trials[trial]
