@@ -407,8 +407,7 @@ def test_what_was_there_before_is_spared_the_collector_while_a_study_runs_and_no
         return {"loss": 1.0}
 
     space = pk.Space(x=pk.Float(0, 1))
-    pk.Study(
-        train, space, minimize="loss", scheduler=pk.Full(trials=2), executor=pk.Simulated(devices=1)
-    ).run()
+    executor = pk.Simulated(devices=1)
+    pk.Study(train, space, minimize="loss", scheduler=pk.Full(trials=2), executor=executor, store=False).run()
     assert min(counts) > 10_000
     assert gc.get_freeze_count() == 0
