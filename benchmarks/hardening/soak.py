@@ -189,7 +189,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--only", choices=("real", "simulated"))
-    parser.add_argument("--lenient", action="store_true", help="exit with 0 whatever grows: too short to tell")
+    parser.add_argument(
+        "--lenient", action="store_true", help="exit with 0 whatever grows: too short to tell"
+    )
     given = parser.parse_args()
     path = RESULTS / "soak.json"
     results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
