@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("PENSTOCK_RESULTS") or Path(__file__).parent / "results")
+"""Where results are kept: a rehearsal (``python -m benchmarks.all --rehearse``) has a folder of its own."""
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -84,4 +85,4 @@ def save(name: str, command: str, results: Mapping[str, Any], packages: Sequence
     }
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"written to benchmarks/results/{path.name}", file=sys.stderr)
+    print(f"written to {path}", file=sys.stderr)

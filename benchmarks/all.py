@@ -1,10 +1,14 @@
 """Run every benchmark, one after another, and make the pages of results from what they write.
 
 Run with: python -m benchmarks.all [--list] [--only NAME ...] [--long] (make bench, make bench LONG=1)
+          python -m benchmarks.all --rehearse [--only NAME ...] (make bench-rehearsal)
 
 This is the one list of benchmarks, and every file of benchmarks/results is one that an entry here writes. Those marked
 long take more than half an hour each and run with ``--long``; those that need public data run where the variable
 PENSTOCK_DATA names its folder. What is skipped is told at the beginning and at the end, what has failed at the end.
+
+A rehearsal runs all of them, the long ones too, each by its own code at a tiny size and into a folder of its own, and
+sees that each writes what it says and that the pages can be made of it. Its figures mean nothing and are thrown away.
 """
 
 from __future__ import annotations
@@ -13,28 +17,41 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 DATA = os.environ.get("PENSTOCK_DATA", "")
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where dataset-fashion-mnist installs it
+SCRATCH = "{scratch}"  # stands for the folder of a rehearsal
+FASHION = Path(DATA) / "fashion-mnist" if DATA and (Path(DATA) / "fashion-mnist").is_dir() else DEBIAN
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A command of Python's, what it writes to benchmarks/results, and the data it needs."""
+    """A command of Python's, what it writes to benchmarks/results, and the data it needs.
+
+    ``rehearsal`` follows the other arguments in a rehearsal and makes it tiny; empty: it takes seconds as it is.
+    """
 
     name: str
     arguments: tuple[str, ...]
     writes: tuple[str, ...]
     data: str = ""
     long: bool = False
+    rehearsal: tuple[str, ...] = ()
 
     def skipped(self, long: bool) -> str:
         """Why it does not run; empty: it does."""
         if self.long and not long:
             return "long"
+        if self.data == "fashion-mnist":
+            found = FASHION.is_dir()
+            return "" if found else f"needs PENSTOCK_DATA/fashion-mnist or {DEBIAN}"
         if self.data and not (DATA and (Path(DATA) / self.data).is_dir()):
             return f"needs PENSTOCK_DATA/{self.data}"
         return ""
@@ -52,61 +69,141 @@ def whole_study(model: str, *, asha: bool) -> Benchmark:
     name = f"hydro_study_{model}{'_asha' if asha else ''}"
     options = ("--asha",) if asha else ()
     arguments = script("papers/hydro/study", "--model", model, *options, "--seeds", *"01234", "--save")
-    return Benchmark(name, arguments, (name,), long=True)
+    tiny = ("--trials", "2", "--epochs", "2", "--seeds", "0")
+    return Benchmark(name, arguments, (name,), long=True, rehearsal=tiny)
+
+
+def tiny(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 BENCHMARKS = (
-    Benchmark("throughput", script("throughput"), ("throughput",)),
-    Benchmark("throughput_no_ray", script("throughput", "--no-ray"), ("throughput_no_ray",)),
-    Benchmark("asha", script("asha"), ("asha",)),
-    Benchmark("asha_optuna", script("asha", "--peers", "optuna"), ("asha_optuna",)),
-    Benchmark("scale", script("scale"), ("scale",)),
-    Benchmark("loop", module("loop"), ("loop",)),
-    Benchmark("decide", module("decide"), ("decide",)),
-    Benchmark("dashboard", script("dashboard"), ("dashboard",)),
-    Benchmark("energy", script("energy"), ("energy",), data="zeus"),
-    Benchmark("ray_local", script("ray_local"), ("ray_local",)),
+    Benchmark(
+        "throughput", script("throughput"), ("throughput",), rehearsal=tiny("--repeats 1 --scale 0.02")
+    ),
+    Benchmark(
+        "throughput_no_ray",
+        script("throughput", "--no-ray"),
+        ("throughput_no_ray",),
+        rehearsal=tiny("--repeats 1 --scale 0.02"),
+    ),
+    Benchmark("asha", script("asha"), ("asha",), rehearsal=tiny("--repeats 1 --trials 4")),
+    Benchmark(
+        "asha_optuna",
+        script("asha", "--peers", "optuna"),
+        ("asha_optuna",),
+        rehearsal=tiny("--repeats 1 --trials 9"),
+    ),
+    Benchmark("scale", script("scale"), ("scale",), rehearsal=tiny("--sizes 100 300 --repeats 1")),
+    Benchmark("loop", module("loop"), ("loop",), rehearsal=tiny("--repeats 1 --scale 0.05")),
+    Benchmark("decide", module("decide"), ("decide",), rehearsal=tiny("--observations 20 --repeats 10")),
+    Benchmark("dashboard", script("dashboard"), ("dashboard",), rehearsal=tiny("--trials 50 --save")),
+    Benchmark("energy", script("energy"), ("energy",), data="zeus", rehearsal=tiny("--trials 50 --pairs 3")),
+    Benchmark("ray_local", script("ray_local"), ("ray_local",), rehearsal=tiny("--repeats 1 --cases 0.2x4")),
     Benchmark(
         "flagship",
         script("flagship", "--figure", "docs/images/flagship-ablation.png"),
         ("flagship_ablation",),
         long=True,
+        rehearsal=(*tiny("--seeds 1 --max-epochs 3 --iterations 1 --figure"), f"{SCRATCH}/flagship.png"),
     ),
-    Benchmark("defaults_digits", script("defaults", "digits"), ("defaults_digits",), long=True),
-    Benchmark("defaults_characters", script("defaults", "characters"), ("defaults_characters",), long=True),
+    Benchmark(
+        "defaults_digits",
+        script("defaults", "digits"),
+        ("defaults_digits",),
+        long=True,
+        rehearsal=tiny("--seeds 1 --seconds 8"),
+    ),
+    Benchmark(
+        "defaults_characters",
+        script("defaults", "characters"),
+        ("defaults_characters",),
+        long=True,
+        rehearsal=tiny("--seeds 1 --seconds 8"),
+    ),
     Benchmark(
         "defaults_fashion",
-        script("defaults", "fashion", "--data", f"{DATA}/fashion-mnist"),
+        script("defaults", "fashion", "--data", str(FASHION)),
         ("defaults_fashion",),
         data="fashion-mnist",
         long=True,
+        rehearsal=tiny("--seeds 1 --seconds 8"),
     ),
-    Benchmark("zeus", module("papers.zeus.replay", "--seeds", "20"), ("zeus",), data="zeus"),
-    Benchmark("fluid_groups", script("papers/fluid/groups", "--quick", "--seeds", "3"), ("fluid_groups",)),
     Benchmark(
-        "fluid_studies", script("papers/fluid/studies", "--data", DATA), ("fluid_studies",), data="gavel"
+        "zeus",
+        module("papers.zeus.replay", "--seeds", "20"),
+        ("zeus",),
+        data="zeus",
+        rehearsal=tiny("--quick"),
     ),
-    Benchmark("fluid_local", script("papers/fluid/local"), ("fluid_local",), long=True),
+    Benchmark(
+        "fluid_groups",
+        script("papers/fluid/groups", "--quick", "--seeds", "3"),
+        ("fluid_groups",),
+        rehearsal=tiny("--seeds 1"),
+    ),
+    Benchmark(
+        "fluid_studies",
+        script("papers/fluid/studies", "--data", DATA),
+        ("fluid_studies",),
+        data="gavel",
+        rehearsal=tiny("--seeds 1 --devices 4 --families ResNet-18"),
+    ),
+    Benchmark(
+        "fluid_local",
+        script("papers/fluid/local"),
+        ("fluid_local",),
+        long=True,
+        rehearsal=tiny("--seeds 1 --trials 3 --epochs 3"),
+    ),
     Benchmark(
         "fluid_local_storage",
         script("papers/fluid/local", "--wait", "0.03", "--name", "fluid_local_storage"),
         ("fluid_local_storage",),
         long=True,
+        rehearsal=tiny("--seeds 1 --trials 3 --epochs 3 --wait 0.003"),
     ),
     whole_study("cnn", asha=False),
     whole_study("cnn", asha=True),
     whole_study("transformer", asha=False),
     whole_study("transformer", asha=True),
-    Benchmark("hydro_fusion", script("papers/hydro/fusion", "--save"), ("hydro_fusion",)),
-    Benchmark("hydro_lanes", script("papers/hydro/lanes", "--save"), ("hydro_lanes",)),
-    Benchmark("hydro_members", script("papers/hydro/members", "--save"), ("hydro_members",)),
-    Benchmark("hydro_transfer", script("papers/hydro/transfer", "--save"), ("hydro_transfer",), long=True),
-    Benchmark("hydro_split", module("papers.hydro_coordinator.split"), ("hydro_split",)),
+    Benchmark(
+        "hydro_fusion",
+        script("papers/hydro/fusion", "--save"),
+        ("hydro_fusion",),
+        rehearsal=tiny("--models mlp16 transformer cnn --repeats 1 --seconds 0.02 --trials 4"),
+    ),
+    Benchmark(
+        "hydro_lanes",
+        script("papers/hydro/lanes", "--save"),
+        ("hydro_lanes",),
+        rehearsal=tiny("--lanes 2 --steps 4 --repeats 1"),
+    ),
+    Benchmark(
+        "hydro_members",
+        script("papers/hydro/members", "--save"),
+        ("hydro_members",),
+        rehearsal=tiny("--members 8 --groups 4 8 --sample 2"),
+    ),
+    Benchmark(
+        "hydro_transfer",
+        script("papers/hydro/transfer", "--save"),
+        ("hydro_transfer",),
+        long=True,
+        rehearsal=tiny("--count 3 --seeds 1 --epochs 1 --optimizers SGD"),
+    ),
+    Benchmark(
+        "hydro_split",
+        module("papers.hydro_coordinator.split"),
+        ("hydro_split",),
+        rehearsal=tiny("--models mlp128 --samples 128 --repeats 1"),
+    ),
     Benchmark(
         "hydro_mixed",
         script("papers/hydro_coordinator/mixed", "--rates", f"{DATA}/gavel/simulation_throughputs.json.xz"),
         ("hydro_mixed",),
         data="gavel",
+        rehearsal=tiny("--seeds 1 --mixes 2"),
     ),
     Benchmark(
         "hydro_cluster",
@@ -116,21 +213,27 @@ BENCHMARKS = (
         ),
         ("hydro_cluster",),
         data="gavel",
+        rehearsal=tiny("--large 20"),
     ),
     Benchmark(
         "hydro_bubbles",
         script("papers/hydro_coordinator/bubbles", "--fusion", f"{DATA}/hydro/resnet18_256.csv"),
         ("hydro_bubbles",),
         data="hydro",
+        rehearsal=tiny("--seeds 1"),
     ),
     Benchmark(
-        "hydro_bubbles_local", script("papers/hydro_coordinator/bubbles_local"), ("hydro_bubbles_local",)
+        "hydro_bubbles_local",
+        script("papers/hydro_coordinator/bubbles_local"),
+        ("hydro_bubbles_local",),
+        rehearsal=tiny("--cycles 1"),
     ),
     Benchmark(
         "hyperpower_predictors",
         script("papers/hyperpower/predictors", "--save", "--data", f"{DATA}/ecnas"),
         ("hyperpower_predictors",),
         data="ecnas",
+        rehearsal=tiny("--samples 40 --repeats 1"),
     ),
     Benchmark(
         "hyperpower_divergence",
@@ -138,28 +241,111 @@ BENCHMARKS = (
         ("hyperpower_divergence",),
         data="taskset",
     ),
-    Benchmark("hyperpower_suggest", script("papers/hyperpower/suggest", "--save"), ("hyperpower_suggest",)),
     Benchmark(
-        "hyperpower_fixed_time", script("papers/hyperpower/fixed_time", "--save"), ("hyperpower_fixed_time",)
+        "hyperpower_suggest",
+        script("papers/hyperpower/suggest", "--save"),
+        ("hyperpower_suggest",),
+        rehearsal=tiny("--seeds 1 --more 1"),
+    ),
+    Benchmark(
+        "hyperpower_fixed_time",
+        script("papers/hyperpower/fixed_time", "--save"),
+        ("hyperpower_fixed_time",),
+        rehearsal=tiny("--seeds 1 --problems mnist --power 0.1 --methods Rand Rand-Walk"),
     ),
     Benchmark(
         "hyperpower_search",
         script("papers/hyperpower/search", "--seeds", "10", "--peers", "--save"),
         ("hyperpower_search",),
         long=True,
+        rehearsal=tiny("--seeds 1 --evaluations 6"),
     ),
     Benchmark(
         "sm2",
         module("papers.sm2.scenarios", "--wide", "--exhaustive"),
         ("sm2_lstm", "sm2_transformer", "sm2_resnet"),
         long=True,
+        rehearsal=tiny("--samples 128 --epochs 16"),
     ),
-    Benchmark("sm2_lr_standard", module("papers.sm2.lr_cases"), ("sm2_lr_standard",), long=True),
-    Benchmark("sm2_lr_fresh", module("papers.sm2.lr_cases", "--fresh"), ("sm2_lr_fresh",), long=True),
-    Benchmark("fuzz", module("hardening.fuzz"), ("fuzz",)),
-    Benchmark("kills", module("hardening.kills", "--kills", "1000"), ("kills",)),
-    Benchmark("soak", module("hardening.soak", "--minutes", "120"), ("soak",), long=True),
+    Benchmark(
+        "sm2_lr_standard",
+        module("papers.sm2.lr_cases"),
+        ("sm2_lr_standard",),
+        long=True,
+        rehearsal=tiny("--cases 1 --scale 0.05"),
+    ),
+    Benchmark(
+        "sm2_lr_fresh",
+        module("papers.sm2.lr_cases", "--fresh"),
+        ("sm2_lr_fresh",),
+        long=True,
+        rehearsal=tiny("--cases 1 --scale 0.05"),
+    ),
+    Benchmark("fuzz", module("hardening.fuzz"), ("fuzz",), rehearsal=tiny("--seconds 2")),
+    Benchmark(
+        "kills",
+        module("hardening.kills", "--kills", "1000"),
+        ("kills",),
+        rehearsal=tiny("--kills 6 --portion 3"),
+    ),
+    Benchmark(
+        "soak",
+        module("hardening.soak", "--minutes", "120"),
+        ("soak",),
+        long=True,
+        rehearsal=tiny("--minutes 0.5 --events 20000 --lenient"),
+    ),
 )
+
+
+def run(benchmark: Benchmark, more: Sequence[str] = (), **variables: str) -> int:
+    """Run one of them, as told by ``arguments`` and ``more``; its exit code."""
+    print(f"== {benchmark.name}", flush=True)
+    began_s = time.monotonic()
+    path = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
+    done = subprocess.run([sys.executable, *benchmark.arguments, *more], cwd=ROOT, env=environment)
+    print(
+        f"== {benchmark.name}: exit code {done.returncode} after {time.monotonic() - began_s:.0f} s",
+        flush=True,
+    )
+    return done.returncode
+
+
+def contents(*folders: Path) -> dict[Path, bytes]:
+    return {
+        path: path.read_bytes() for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def rehearse(wanted: Sequence[Benchmark]) -> list[str]:
+    """Run them at a tiny size, into a folder that is thrown away; what went wrong."""
+    wrong = []
+    kept, beside = contents(RESULTS, ROOT / "docs"), set(ROOT.iterdir())
+    with tempfile.TemporaryDirectory(prefix="penstock-rehearsal-") as name:
+        scratch = Path(name)
+        variables = {"PENSTOCK_RESULTS": name}
+        for benchmark in wanted:
+            had = contents(scratch)
+            code = run(benchmark, [each.replace(SCRATCH, name) for each in benchmark.rehearsal], **variables)
+            new = [path for path, text in contents(scratch).items() if text != had.get(path)]
+            wrote = {path.stem for path in new if path.suffix == ".json"}
+            if code:
+                wrong.append(f"{benchmark.name} (exit code {code})")
+            if wrote != set(benchmark.writes):
+                wrote_text, told = (
+                    ", ".join(sorted(names)) or "nothing" for names in (wrote, benchmark.writes)
+                )
+                wrong.append(f"{benchmark.name} (wrote {wrote_text} instead of {told})")
+        report = Benchmark("report", ("-m", "benchmarks.report"), ())
+        if run(report, **variables):
+            wrong.append("the pages of results")
+    now = contents(RESULTS, ROOT / "docs")
+    changed = [path for path in sorted(kept.keys() | now) if kept.get(path) != now.get(path)]
+    wrong += [f"{path.relative_to(ROOT)} (changed)" for path in changed]
+    left = [path.name for path in sorted(set(ROOT.iterdir()) - beside) if not path.name.startswith(".")]
+    wrong += [f"{name} (left behind)" for name in left]
+    return wrong
 
 
 def main() -> int:
@@ -167,33 +353,28 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--long", action="store_true", help="also those of more than half an hour")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[b.name for b in BENCHMARKS])
+    parser.add_argument("--rehearse", action="store_true", help="all at a tiny size; no results are kept")
     given = parser.parse_args()
     wanted = [b for b in BENCHMARKS if not given.only or b.name in given.only]
     if given.list:
         for each in wanted:
             needs = f"PENSTOCK_DATA/{each.data}" if each.data else ""
-            print(f"{each.name:30}{'long' if each.long else '':6}{needs:30}{' '.join(each.arguments)}")
+            arguments = (*each.arguments, *(each.rehearsal if given.rehearse else ()))
+            print(f"{each.name:30}{'long' if each.long else '':6}{needs:30}{' '.join(arguments)}")
         return 0
-    long = given.long or bool(given.only)
+    long = given.long or given.rehearse or bool(given.only)
     reasons = {each.name: each.skipped(long) for each in wanted}
     skipped = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
     if skipped:
         print(f"skipped: {skipped}", flush=True)
-    failed = []
-    for benchmark in (each for each in wanted if not reasons[each.name]):
-        print(f"== {benchmark.name}", flush=True)
-        began_s = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
-        done = subprocess.run([sys.executable, *benchmark.arguments], cwd=ROOT, env=environment)
-        print(
-            f"== {benchmark.name}: exit code {done.returncode} after {time.monotonic() - began_s:.0f} s",
-            flush=True,
-        )
-        if done.returncode:
-            failed.append(benchmark.name)
-    from benchmarks.report import main as report
+    runs = [each for each in wanted if not reasons[each.name]]
+    if given.rehearse:
+        failed = rehearse(runs)
+    else:
+        failed = [benchmark.name for benchmark in runs if run(benchmark)]
+        from benchmarks.report import main as report
 
-    report([])
+        report([])
     if skipped:
         print(f"skipped: {skipped}")
     if failed:

@@ -8,7 +8,9 @@ start to the last one's end, so nobody pays for starting workers; the whole wall
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ import _bench
 import penstock as pk
 
 EPOCH_S = 0.010
-TRIALS, MAX_EPOCHS, ETA = 81, 27, 3
+MAX_EPOCHS, ETA = 27, 3
 
 
 def loss_at(lr: float, epoch: int) -> float:
@@ -32,13 +34,13 @@ def penstock_train(run: pk.Run) -> None:
         run.report(loss=loss_at(run.config["lr"], epoch))
 
 
-def penstock() -> dict[str, float]:
+def penstock(trials: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         study = pk.Study(
             penstock_train,
             pk.Space(lr=pk.Float(1e-4, 1, log=True)),
             minimize="loss",
-            scheduler=pk.ASHA(max_epochs=MAX_EPOCHS, min_epochs=1, eta=ETA, trials=TRIALS),
+            scheduler=pk.ASHA(max_epochs=MAX_EPOCHS, min_epochs=1, eta=ETA, trials=trials),
             sampler=pk.Random(),
             executor=pk.Local(slots=2),
             store=Path(folder) / "s.db",
@@ -51,7 +53,7 @@ def penstock() -> dict[str, float]:
         return {"makespan_s": last - first, "wall_s": wall_s, "epochs": study.state.epochs}
 
 
-def optuna() -> dict[str, float]:
+def optuna(trials: int) -> dict[str, float]:
     import optuna as op
 
     op.logging.set_verbosity(op.logging.ERROR)
@@ -78,13 +80,13 @@ def optuna() -> dict[str, float]:
             storage=f"sqlite:///{folder}/s.db", sampler=op.samplers.RandomSampler(seed=0), pruner=pruner
         )
         began = time.perf_counter()
-        study.optimize(objective, n_trials=TRIALS, n_jobs=2)
+        study.optimize(objective, n_trials=trials, n_jobs=2)
         wall_s = time.perf_counter() - began
     makespan_s = max(end for _, end in spans) - min(start for start, _ in spans)
     return {"makespan_s": makespan_s, "wall_s": wall_s, "epochs": epochs[0]}
 
 
-def ray_tune() -> dict[str, float]:
+def ray_tune(trials: int) -> dict[str, float]:
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
 
@@ -98,7 +100,7 @@ def ray_tune() -> dict[str, float]:
             train,
             param_space={"lr": tune.loguniform(1e-4, 1)},
             tune_config=tune.TuneConfig(
-                num_samples=TRIALS,
+                num_samples=trials,
                 metric="loss",
                 mode="min",
                 scheduler=ASHAScheduler(max_t=MAX_EPOCHS, grace_period=1, reduction_factor=ETA),
@@ -118,7 +120,14 @@ def ray_tune() -> dict[str, float]:
     }
 
 
-def syne_tune() -> dict[str, float]:
+def syne_tune(trials: int) -> dict[str, float]:
+    """In a folder of its own: it leaves files in the home and in the working directory."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        os.environ["SYNETUNE_FOLDER"] = folder
+        return _syne_tune(trials)
+
+
+def _syne_tune(trials: int) -> dict[str, float]:
     import logging
 
     logging.getLogger().setLevel(logging.ERROR)
@@ -141,7 +150,7 @@ def syne_tune() -> dict[str, float]:
     tuner = Tuner(
         trial_backend=backend,
         scheduler=scheduler,
-        stop_criterion=StoppingCriterion(max_num_trials_started=TRIALS),
+        stop_criterion=StoppingCriterion(max_num_trials_started=trials),
         n_workers=2,
         sleep_time=0.0,
         save_tuner=False,
@@ -172,6 +181,7 @@ def _syne_train(lr: float, max_epochs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=81)
     parser.add_argument("--peers", default="optuna,ray,syne")
     parser.add_argument(
         "--slow", type=int, default=2, help="repeats that Ray Tune and Syne Tune join: they take minutes each"
@@ -193,11 +203,13 @@ def main() -> None:
         for name, contender in contenders.items():
             if name in ("ray tune", "syne tune") and repeat >= options.slow:
                 continue
-            result = contender()
+            result = contender(options.trials)
             result["ratio"] = result["makespan_s"] / (result["epochs"] * EPOCH_S / 2)
             runs.setdefault(name, []).append(result)
             print(f"  repeat {repeat + 1}: {name} {result}", flush=True)
-    print(f"\nASHA, {TRIALS} configurations, up to {MAX_EPOCHS} epochs of 10 ms, 2 workers: makespan / ideal")
+    print(
+        f"\nASHA, {options.trials} configurations, up to {MAX_EPOCHS} epochs of 10 ms, 2 workers: makespan / ideal"
+    )
     results = {}
     for name, found in runs.items():
         keys = ("ratio", "makespan_s", "wall_s", "epochs")

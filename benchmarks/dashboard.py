@@ -387,6 +387,7 @@ def images() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--trials", type=int, default=5000)
+    parser.add_argument("--save", action="store_true", help="also with another number of trials than 5000")
     parser.add_argument("--images", action="store_true")
     parser.add_argument("--study", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -397,7 +398,7 @@ if __name__ == "__main__":
     else:
         told = measure(arguments.trials)
         print(json.dumps(told, indent=2))
-        if arguments.trials == 5000:
+        if arguments.save or arguments.trials == 5000:
             _bench.save(
                 "dashboard", "python benchmarks/dashboard.py", told, ("starlette", "uvicorn", "plotly")
             )

@@ -370,7 +370,7 @@ def main() -> None:
             )
             if name != "penstock" and "penstock" in curves:
                 ours = curves["penstock"]
-                quality = min(each.final for each in (ours, curve) if each.points)
+                quality = min((each.final for each in (ours, curve) if each.points), default=0.0)
                 seconds[name].append((ours.time_to(quality), curve.time_to(quality)))
                 told += (
                     f"; {quality:.4f} after {seconds[name][-1][1]:.2f} s, ours {seconds[name][-1][0]:.2f} s"

@@ -236,7 +236,7 @@ def window() -> dict[str, Any]:
     return found
 
 
-def study(trials: int = 1000, pairs: int = 201) -> dict[str, Any]:
+def study(trials: int, pairs: int) -> dict[str, Any]:
     """Metering a study of trivial trials, in CPU time: of the hook alone, of a worker, of the whole study."""
     import penstock as pk
     from penstock.energy import make_meter
@@ -413,21 +413,27 @@ def main() -> None:
     data = os.environ.get("PENSTOCK_DATA")
     default = None if data is None else Path(data) / "zeus" / "summary_power_v100.csv"
     parser.add_argument("--trace", type=Path, default=default, help="Zeus's summary_power_v100.csv")
+    parser.add_argument("--trials", type=int, default=1000, help="of a study whose metering is measured")
+    parser.add_argument("--pairs", type=int, default=201, help="of such studies, with and without")
     parser.add_argument("--save", action="store_true", help="of a single part: put it into the saved results")
     chosen = parser.parse_args()
+
+    def metered() -> dict[str, Any]:
+        return study(chosen.trials, chosen.pairs)
+
     if chosen.what in ("optimum", "fit"):
         if chosen.trace is None:
             parser.error("--trace is needed")
         {"optimum": optimum, "fit": fit}[chosen.what](chosen.trace)
     elif chosen.what is not None:
-        found = {"overhead": overhead, "window": window, "study": study}[chosen.what]()
+        found = {"overhead": overhead, "window": window, "study": metered}[chosen.what]()
         path = _bench.RESULTS / "energy.json"
         kept = json.loads(path.read_text())["results"] if chosen.save and path.exists() else {}
         if chosen.save:  # the other parts stay as they were measured
             command = f"python benchmarks/energy.py {chosen.what} --save; the rest: make bench-energy"
             _bench.save("energy", command, kept | {chosen.what: found}, ("nvidia-ml-py",))
     else:
-        results = {"study": study(), "window": window(), "overhead": overhead()}
+        results = {"study": metered(), "window": window(), "overhead": overhead()}
         if chosen.trace is not None:
             results["optimum"] = optimum(chosen.trace)
         _bench.save("energy", "make bench-energy", results, ("nvidia-ml-py",))

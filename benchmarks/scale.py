@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -13,8 +14,6 @@ import time
 from pathlib import Path
 
 import _bench
-
-SIZES = (1_000, 3_000, 10_000, 30_000)
 
 
 def one(trials: int) -> dict[str, float]:
@@ -64,15 +63,20 @@ def import_s() -> float:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(one(int(sys.argv[1]))))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 3_000, 10_000, 30_000], help="trials")
+    parser.add_argument("--repeats", type=int, default=5, help="of the largest size at most three")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.one)))
         return
     results: dict[str, object] = {}
     curve: dict[int, list[dict[str, float]]] = {}
-    for repeat in range(5):
-        for size in SIZES if repeat < 3 else SIZES[:3]:
+    for repeat in range(options.repeats):
+        for size in options.sizes if repeat < 3 else options.sizes[:-1]:
             done = subprocess.run(
-                [sys.executable, __file__, str(size)], capture_output=True, text=True, env=os.environ
+                [sys.executable, __file__, "--one", str(size)], capture_output=True, text=True, env=os.environ
             )
             if done.returncode:
                 sys.exit(done.stderr)

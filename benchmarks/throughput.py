@@ -94,19 +94,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the trials")
     options = parser.parse_args()
+
+    def count(trials: int) -> int:
+        return max(1, round(trials * options.scale))
+
     contenders = {
-        "penstock": lambda: penstock(20_000),
-        "process pool": lambda: pool(20_000),
-        "optuna sqlite": lambda: optuna_sqlite(150),
-        "optuna journal": lambda: optuna_journal(800),
+        "penstock": lambda: penstock(count(20_000)),
+        "process pool": lambda: pool(count(20_000)),
+        "optuna sqlite": lambda: optuna_sqlite(count(150)),
+        "optuna journal": lambda: optuna_journal(count(800)),
     }
     if not options.no_ray:
         os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        contenders["ray tune"] = lambda: ray_tune(6)
+        contenders["ray tune"] = lambda: ray_tune(count(6))
     rates = _bench.interleave(contenders, options.repeats)
     print("\ntrivial trials per second, start of workers included (Ray's own start is not counted)")
     ratios: dict[str, list[float]] = {}

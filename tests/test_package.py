@@ -101,3 +101,13 @@ PUBLIC = {
     *("Source", "Space", "Study", "TPE", "Task", "TrialStatus", "Walk", "WarmStart", "equals", "errors"),
     *("find_lr", "greater", "less", "one_of"),
 }
+
+
+def test_errors_are_a_module_of_their_own_that_has_all_of_them():
+    from penstock.core import errors as defined
+    from penstock.errors import PenstockError
+
+    assert pk.errors is sys.modules["penstock.errors"]
+    every = {name: each for name, each in vars(defined).items() if isinstance(each, type)}
+    assert {name: getattr(pk.errors, name) for name in pk.errors.__all__} == every
+    assert all(issubclass(each, PenstockError) for each in every.values())

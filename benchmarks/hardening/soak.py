@@ -189,6 +189,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--only", choices=("real", "simulated"))
+    parser.add_argument(
+        "--lenient", action="store_true", help="exit with 0 whatever grows: too short to tell"
+    )
     given = parser.parse_args()
     path = RESULTS / "soak.json"
     results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
@@ -210,7 +213,7 @@ def main() -> None:
         command = f"python -m benchmarks.hardening.soak --minutes {given.minutes:g} --events {given.events}"
         save("soak", command, results, ["psutil"])
     flat = all(figure["flat"] for kind in results.values() for figure in kind["figures"].values())
-    sys.exit(0 if flat else 1)
+    sys.exit(0 if flat or given.lenient else 1)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "penstock.core": ("Device", "Measurement", "Source", "TrialStatus", "errors"),
+    "penstock.core": ("Device", "Measurement", "Source", "TrialStatus"),
     "penstock.space": ("Choice", "Float", "Int", "Space", "equals", "greater", "less", "one_of"),
     "penstock.energy": (
         "EtaCost",
@@ -84,7 +84,7 @@ _HOMES = {
     "penstock.recurring": ("RecurringJob",),
     "penstock.study": ("Study",),
 }
-_MODULES = ("bubbles",)  # public modules, by their own name
+_MODULES = ("bubbles", "errors")  # public modules, by their own name
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -93,8 +93,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock import bubbles
-    from penstock.core import Device, Measurement, Source, TrialStatus, errors
+    from penstock import bubbles, errors
+    from penstock.core import Device, Measurement, Source, TrialStatus
     from penstock.energy import (
         EtaCost,
         LeastEnergy,

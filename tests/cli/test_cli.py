@@ -214,3 +214,5 @@ def test_version_and_help(tmp_path, penstock):
     shown = penstock("--help", cwd=tmp_path).stdout
     for command in ("tune", "resume", "report", "trials", "simulate"):
         assert command in shown
+    done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, f"penstock {pk.__version__}")

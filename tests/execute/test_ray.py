@@ -23,7 +23,7 @@ import pytest
 import penstock as pk
 from penstock.core import Ended, Resized, Share, Started, TrialStatus
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
-from penstock.execute import Executor, Job, Ray
+from penstock.execute import Executor, Job, Ray, _ray
 from penstock.testing import executors
 from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
 from penstock.train import elastic
@@ -647,6 +647,20 @@ def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> Non
         executor.close()
 
 
+def test_who_waits_for_a_node_is_told_what_for(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ray, "_SILENT_S", 0.2)
+    executor = Ray(kinds="A100", wait_s=0.7)
+    with (
+        pytest.warns(RuntimeWarning, match=r"0 devices .* GPUs of kind A100\. Waiting .* 0\.7 s") as told,
+        pytest.raises(ExecutorError, match="after waiting"),
+    ):
+        executor.open(Job(counts, tmp_path, ("loss",)))
+    assert len(told) == 1
+    executor.close()
+
+
 # -- without a cluster ----------------------------------------------------------------------------------------
 
 
@@ -655,6 +669,15 @@ def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> Non
     [
         {"address": ""},
         {"slots": 0},
+        {"slots": "2"},
+        {"slots": 2.5},
+        {"slots_per_trial": "x"},
+        {"cpus": "x"},
+        {"gpus": "x"},
+        {"shared_files": "x"},
+        {"warm": None},
+        {"wait_s": "x"},
+        {"wait_s": float("nan")},
         {"slots_per_trial": 1.5},
         {"slots_per_trial": 0},
         {"slots": 2, "slots_per_trial": 3},

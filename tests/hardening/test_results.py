@@ -1,11 +1,15 @@
 """The pages of results are what the files of results say, and every benchmark is in the one list."""
 
+import argparse
 import json
+import os
 import re
+import runpy
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -219,3 +223,83 @@ def test_a_driver_that_keeps_records_is_judged_per_trial(tools):
         assert figures["driver_mb"]["flat"] is flat
         [row] = report.soak({"long": found})
         assert row.ours.startswith("flat" if flat else "grows")
+
+
+class Parsed(BaseException):
+    """Thrown by a benchmark's parser when it has parsed, in the place of what would run then."""
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    """Whether a benchmark's own parser takes arguments: its file is run as the list runs it, up to there."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(parser, *given):
+        parse(parser, *given)
+        raise Parsed
+
+    def check(arguments):
+        first, *rest = arguments
+        path = ROOT / (f"{rest.pop(0).replace('.', '/')}.py" if first == "-m" else first)
+        had = set(sys.modules)
+        monkeypatch.setattr(sys, "argv", [str(path), *rest])
+        monkeypatch.setattr(sys, "path", [str(path.parent), str(ROOT), str(ROOT / "benchmarks"), *sys.path])
+        with mock.patch.dict(os.environ), pytest.raises(Parsed):
+            runpy.run_path(str(path), run_name="__main__")
+        for name in set(sys.modules) - had:  # two folders have modules of the same name
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(path.parent):
+                del sys.modules[name]
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    return check
+
+
+def test_every_benchmark_takes_its_arguments_and_those_of_its_rehearsal(tools, parses):
+    _, every = tools
+    quick = {each.name for each in every.BENCHMARKS if not each.rehearsal}
+    assert quick == {"hyperpower_divergence"}
+    for each in every.BENCHMARKS:
+        parses(each.arguments)
+        parses((*each.arguments, *each.rehearsal))
+    with pytest.raises(SystemExit):
+        parses(("benchmarks/scale.py", "--no-such-argument"))
+
+
+WRITER = """
+import sys, _bench
+for name in sys.argv[1:]:
+    _bench.save(name, " ".join(sys.argv), {"a": 1})
+sys.exit(name == "failing")
+"""
+
+
+def test_a_rehearsal_keeps_results_apart_and_tells_what_does_not_write_what_it_says(
+    tools, monkeypatch, tmp_path, capfd
+):
+    _, every = tools
+    (tmp_path / "writer.py").write_text(WRITER)
+    writer = str(tmp_path / "writer.py")
+
+    def one(name, *writes, **more):
+        return every.Benchmark(name, (writer, name), writes, **more)
+
+    few = (
+        one("right", "right"),
+        one("both", "both", "more", rehearsal=("more",), long=True),
+        one("other", "another"),
+        one("again", "again", rehearsal=("right",)),
+        one("failing", "failing"),
+    )
+    monkeypatch.setattr(every, "BENCHMARKS", few)
+    before = every.contents(ROOT / "benchmarks" / "results")
+    monkeypatch.setattr(sys, "argv", ["all", "--rehearse"])
+    assert every.main() == 1
+    told = capfd.readouterr().out
+    assert told.splitlines()[-1] == (
+        "failed: other (wrote other instead of another), again (wrote again, right instead of again), "
+        "failing (exit code 1)"
+    )
+    assert "pages can be made of the 6 files" in told
+    assert every.contents(ROOT / "benchmarks" / "results") == before
+    monkeypatch.setattr(sys, "argv", ["all", "--rehearse", "--only", "right", "both"])
+    assert every.main() == 0

@@ -93,6 +93,17 @@ def test_grid_of_continuous_domains_needs_and_takes_a_resolution():
     assert len(grid) == 10
 
 
+def test_of_a_fine_grid_only_what_is_asked_for_is_made():
+    """Lists of a billion values would take minutes and gigabytes."""
+    space = Space(x=Float(0, 1), y=Float(0, 1, step=1e-12), n=Int(1, 2**40))
+    grid = space.grid({"x": 10**9 + 1, "y": 10**9, "n": 10**9})
+    assert list(itertools.islice(grid, 3)) == [
+        {"x": 0.0, "y": 0.0, "n": 1},
+        {"x": 0.0, "y": 0.0, "n": 1101},
+        {"x": 0.0, "y": 0.0, "n": 2200},
+    ]
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [

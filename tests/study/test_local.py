@@ -254,3 +254,33 @@ def test_studies_one_after_another_leave_their_driver_small(tmp_path):
     done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1.4
+
+
+@pytest.mark.parametrize(
+    "scheduler", [pk.Halving(max_epochs=3, trials=3), pk.PBT(population=2, max_epochs=2, interval=1)]
+)
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_training_that_saves_nothing_is_told_once_that_it_starts_again(tmp_path, capsys, scheduler, saves):
+    begun = tmp_path / "begun"
+
+    def train(run):
+        done = run.load() or 0
+        with begun.open("a") as log:
+            log.write(f"{done}\n")
+        for _ in run.epochs():
+            done += 1
+            if saves:
+                run.save(done)
+            run.report(loss=run.config["x"])
+
+    pk.Study(
+        train,
+        SPACE,
+        minimize="loss",
+        scheduler=scheduler,
+        sampler=pk.Random(),
+        executor=pk.Local(1),
+        store=False,
+    ).run()
+    assert ("1" in begun.read_text().split()) == saves
+    assert capsys.readouterr().err.count("no checkpoint was saved") == (not saves)

@@ -1,7 +1,9 @@
 """Mistakes are told before any work, and a study whose training always fails ends."""
 
 import dataclasses
+import functools
 import io
+import math
 import os
 import re
 import signal
@@ -16,8 +18,10 @@ import penstock as pk
 from penstock.core import StudyState
 from penstock.core.errors import InvalidInput
 from penstock.report import View
+from penstock.report._journal import fold_journal
 from penstock.report._view import LiveView
 from penstock.report.views._overview import overview
+from penstock.report.views._table import all_rows
 
 SPACE = pk.Space(lr=pk.Float(1e-4, 1, log=True))
 
@@ -111,6 +115,23 @@ def two(run, more):
     return {"loss": 1.0}
 
 
+async def awaited(run):
+    run.report(loss=1.0)
+
+
+async def streamed(run):
+    yield 1.0
+
+
+def yielding(run):
+    yield 1.0
+
+
+class Yielding:
+    def __call__(self, run):
+        yield 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -143,6 +164,11 @@ def two(run, more):
         ({"currency": ""}, "currency"),
         ({"work": no_run}, "no_run"),
         ({"work": two}, "two"),
+        ({"work": awaited}, "awaited is an async"),
+        ({"work": streamed}, "streamed is an async"),
+        ({"work": yielding}, "yielding has a yield"),
+        ({"work": functools.partial(yielding)}, "has a yield"),
+        ({"work": Yielding()}, "Yielding.* has a yield"),
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
@@ -243,6 +269,22 @@ def test_columns_of_penstocks_own_are_never_overwritten():
     assert (row["trial"], row["status"], row["epochs"]) == (0, "completed", 2)
     assert (row["config.epochs"], row["config.trial"]) == (77, 88)
     assert (row["lr"], row["metric.lr"], row["metric.status"], row["metric.cost"]) == (0.5, 3.0, 7.0, 9.0)
+
+
+def test_a_metric_and_a_domain_of_some_trials_with_one_name_have_a_column_each(tmp_path):
+    """A trial without the domain has its metric where those with it have theirs."""
+
+    def odd(run):
+        run.report(loss=1.0, decay=run.config["lr"] + 1)
+
+    space = {"lr": pk.Choice(1.0, 2.0), "decay": pk.Choice(0.5, when=pk.equals("lr", 1.0))}
+    path = tmp_path / "s.db"
+    done = study(odd, space, sampler=pk.Grid(), store=path).run()
+    frame = done.to_dataframe().sort_values("lr")
+    assert frame["metric.decay"].tolist() == [2.0, 3.0]
+    assert frame["decay"].tolist() == [0.5, pytest.approx(math.nan, nan_ok=True)]
+    shown = sorted(all_rows(fold_journal(path)[0]), key=lambda row: row["lr"])
+    assert [(row.get("decay"), row["metric.decay"]) for row in shown] == [(0.5, 2.0), (None, 3.0)]
 
 
 # --- the folder of checkpoints ----------------------------------------------------------------------------------

@@ -122,6 +122,22 @@ def test_budgets_end_a_study_within_an_epoch(budget, check):
     assert done.state.counts.running == 0
 
 
+def test_a_budget_of_epochs_counts_those_without_a_report():
+    """Validated every third epoch only: as many are trained as with a report each."""
+    trained = []
+
+    def rarely(run):
+        for epoch in run.epochs(6):
+            trained.append(epoch)
+            if epoch % 3 == 2:
+                run.report(loss=1.0)
+
+    done = study(rarely, budget=pk.Budget(epochs=60)).run()
+    assert done.state.epochs == len(trained)
+    assert 60 <= len(trained) <= 60 + 4 * 3  # on four devices, each up to its next report
+    assert done.state.reports == len(trained) / 3
+
+
 @pytest.mark.parametrize("sampler", [pk.Random, pk.TPE])
 @pytest.mark.parametrize(
     "first", [3, 4, 8]
@@ -169,6 +185,16 @@ def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys):
     study(budget=pk.Budget(trials=3), **make).run()
     assert len(pk.Study.load(path, budget=pk.Budget(trials=6)).run().trials) == 3
     assert "no more trials" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheduler", [None, pk.Full(trials=5), pk.ASHA(max_epochs=9, trials=5)])
+def test_a_scheduler_whose_own_number_of_trials_is_done_says_so(tmp_path, capsys, scheduler):
+    path = tmp_path / "s.db"
+    count = len(study(scheduler=scheduler, budget=None, store=path).run().trials)
+    capsys.readouterr()
+    for limit, told in ((count, False), (count + 1, True)):
+        assert len(pk.Study.load(path, budget=pk.Budget(trials=limit)).run().trials) == count
+        assert ("no more trials" in capsys.readouterr().err) == told
 
 
 def test_studies_without_a_name_that_begin_at_once_get_different_ones(tmp_path):
@@ -381,8 +407,7 @@ def test_what_was_there_before_is_spared_the_collector_while_a_study_runs_and_no
         return {"loss": 1.0}
 
     space = pk.Space(x=pk.Float(0, 1))
-    pk.Study(
-        train, space, minimize="loss", scheduler=pk.Full(trials=2), executor=pk.Simulated(devices=1)
-    ).run()
+    executor = pk.Simulated(devices=1)
+    pk.Study(train, space, minimize="loss", scheduler=pk.Full(trials=2), executor=executor, store=False).run()
     assert min(counts) > 10_000
     assert gc.get_freeze_count() == 0

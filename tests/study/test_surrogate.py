@@ -20,7 +20,7 @@ from penstock.report._static import write_report
 from penstock.schedule import Outcome, Rules
 from penstock.store import open_store
 from penstock.study._fusing import Fuser
-from penstock.study._transfer import TOPIC, Held, Transfer, inspect_twin
+from penstock.study._transfer import TOPIC, Held, Transfer, held_values, inspect_twin
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(96, 12, generator=GENERATOR)
@@ -628,3 +628,18 @@ def test_on_real_workers_the_twin_is_checked_and_the_trained_model_is_there(tmp_
     with torch.no_grad():
         loss = float(F.cross_entropy(model(X[64:]), Y[64:]))
     assert loss == pytest.approx(found.best.metrics["loss"], rel=1e-4)
+
+
+def test_what_does_not_transfer_is_held_at_a_value_of_its_domain() -> None:
+    """The first one where nobody gives another, not its place."""
+    space = pk.Space(
+        lr=pk.Float(1e-4, 1, log=True),
+        batch_size=pk.Choice(32, 64, 128, transfers=False),
+        warmup=pk.Int(5, 50, transfers=False),
+        decay=pk.Float(1e-5, 1e-2, log=True, transfers=False),
+        dropout=pk.Float(0, 0.5, transfers=False),
+        two=pk.Choice("a", "b", transfers=False),
+    )
+    task = pk.Task(lambda: None, (torch.zeros(4, 2), torch.zeros(4)), lambda output, target: output.sum())
+    held = held_values(space, task, {})
+    assert held == {"batch_size": 32, "warmup": 5, "decay": 1e-5, "dropout": 0.0, "two": "a"}

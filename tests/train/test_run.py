@@ -609,6 +609,19 @@ def test_folder_outlives_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "trials/0/note").read_text() == "kept"
 
 
+def test_metrics_without_names_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        with pytest.raises(
+            InvalidInput, match=r"by name, got \{'loss': 1\.0\}: write run\.report\(\*\*metrics\)"
+        ):
+            run.report({"loss": 1.0})
+        with pytest.raises(InvalidInput, match=r"by name, got 0\.5: write run\.report\(loss=\.\.\.\)"):
+            run.report(0.5)
+        run.report(loss=0.0)
+
+    run(train, tmp_path)
+
+
 def test_negative_total_is_refused(tmp_path: Path) -> None:
     def train(run: Run) -> None:
         with pytest.raises(InvalidInput, match="-1"):

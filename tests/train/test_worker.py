@@ -131,3 +131,21 @@ def test_a_trial_of_its_own_length_that_was_done_before_is_done(tmp_path: Path) 
     assert (unheard.status, unheard.epoch) == ("completed", 2)  # and its last report was sent again
     nothing = execute(lambda run: None, Spec(1, {}, 0, 0, None, True, None, None, 0, 0), settings, Silent())
     assert "reported nothing" in nothing.reason
+
+
+@pytest.mark.parametrize(("start", "until", "named"), [(0, 1, "in epoch 1,"), (1, 4, "in epochs 2 to 4,")])
+def test_who_reports_too_late_for_a_scheduler_is_told_what_it_was_given(
+    tmp_path: Path, start: int, until: int, named: str
+) -> None:
+    """Validated every fifth epoch, as a rung ends before."""
+
+    def train(run: Run) -> None:
+        for epoch in run.epochs():
+            if epoch % 5 == 4:
+                run.report(loss=1.0)
+
+    spec = Spec(0, {}, 0, start, until, False, None, None, start, 0)
+    end = execute(train, spec, Settings(tmp_path, ("loss",)), Silent())
+    assert end.status == "failed"
+    assert f"reported nothing {named} all it was given" in end.reason
+    assert "min_epochs" in end.reason

@@ -73,7 +73,6 @@ from penstock.train._loop import Trainer
 SIZES = [8, 16, 32, 64, 128, 256, 512, 1024]
 WIDE = [8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 SAMPLES = 3125
-CHECKED = SAMPLES // 5  # of a validation
 TESTED = 4000
 EPOCHS = 60
 VANILLA_SIZE = 32
@@ -105,39 +104,41 @@ class Scenario:
     lr_range: tuple[float, float]
     job: str
     test: tuple[torch.Tensor, torch.Tensor]
+    epochs: int
 
 
-def parted(data: pk.Data) -> tuple[pk.Data, tuple[torch.Tensor, torch.Tensor]]:
+def parted(data: pk.Data, checked: int) -> tuple[pk.Data, tuple[torch.Tensor, torch.Tensor]]:
     """The data with the first part of its validation set, and the rest as a test set."""
     x, y = data.val
-    rest = slice(CHECKED, CHECKED + TESTED)
-    return pk.Data(train=data.train, val=(x[:CHECKED], y[:CHECKED])), (x[rest], y[rest])
+    rest = slice(checked, checked + TESTED)
+    return pk.Data(train=data.train, val=(x[:checked], y[:checked])), (x[rest], y[rest])
 
 
-def scenarios() -> dict[str, Scenario]:
-    text, vocab = problems.text(SAMPLES, length=16, val=CHECKED + TESTED)
-    images, images_test = parted(problems.fashion(SAMPLES, val=CHECKED + TESTED, pool=4))
-    series, series_test = parted(problems.series(SAMPLES, val=CHECKED + TESTED))
-    text, text_test = parted(text)
+def scenarios(samples: int, epochs: int) -> dict[str, Scenario]:
+    checked = samples // 5  # of a validation
+    text, vocab = problems.text(samples, length=16, val=checked + TESTED)
+    images, images_test = parted(problems.fashion(samples, val=checked + TESTED, pool=4), checked)
+    series, series_test = parted(problems.series(samples, val=checked + TESTED), checked)
+    text, text_test = parted(text, checked)
     adam = functools.partial(torch.optim.Adam, fused=True)
     return {
         "resnet": Scenario(
             "ResNet, Fashion-MNIST",
             pk.Task(lambda: problems.resnet(4), images, F.cross_entropy, metrics={"accuracy": problems.accuracy},
                     optimizer=functools.partial(torch.optim.SGD, fused=True), defaults={"momentum": 0.9}),
-            "accuracy", True, 0.03, (1e-3, 1.0), "resnet50", images_test,
+            "accuracy", True, 0.03, (1e-3, 1.0), "resnet50", images_test, epochs,
         ),
         "lstm": Scenario(
             "LSTM, periodic series",
             pk.Task(problems.Forecast, series, F.mse_loss, metrics={"r2": problems.r2}, optimizer=adam),
-            "r2", True, 0.003, (1e-4, 0.1), "deepspeech2", series_test,
+            "r2", True, 0.003, (1e-4, 0.1), "deepspeech2", series_test, epochs,
         ),
         "transformer": Scenario(
             "transformer LM, Python reference",
             pk.Task(lambda: problems.Language(vocab, layers=1, length=16), text, problems.next_char,
                     metrics={"perplexity": problems.perplexity, "accuracy": problems.next_char_accuracy},
                     optimizer=adam),
-            "perplexity", False, 0.003, (1e-4, 0.1), "bert-sentiment", text_test,
+            "perplexity", False, 0.003, (1e-4, 0.1), "bert-sentiment", text_test, epochs,
         ),
     }  # fmt: skip
 
@@ -194,6 +195,7 @@ class Kept:
         """Keep the epochs of a scenario from here on; those of another design, or of other code, don't count."""
         self.scenario = scenario
         told = [scenario.name, [list(x.shape) for x in scenario.task.data.train], scenario.task.optimizer]
+        told += [] if scenario.epochs == EPOCHS else [scenario.epochs]  # a training is tested at its end
         self.design = repr([*told, str(scenario.task.model())])
 
     def attach(self) -> None:
@@ -229,7 +231,7 @@ class Kept:
                 trainer.on_iteration = steps.append
                 metrics = method(trainer, *given)
                 trainer.on_iteration, trainer.past = tell, (past, trained + thorough)
-                if thorough and trained + thorough == EPOCHS:
+                if thorough and trained + thorough == self.scenario.epochs:
                     metrics |= {f"test_{name}": value for name, value in self.tested(trainer).items()}
                 self.epochs[past] = copy.deepcopy((metrics, sum(steps), trainer.state()))
                 if time.monotonic() - self.written > 30:
@@ -255,7 +257,7 @@ class Kept:
         if key in self.epochs:
             metrics, state = copy.deepcopy(self.epochs[key])
             trainer.load_state(state)
-        while trainer.past[1] < EPOCHS if hasattr(trainer, "past") else True:
+        while trainer.past[1] < self.scenario.epochs if hasattr(trainer, "past") else True:
             metrics = trainer.train_epoch()
             self.epochs[key] = (metrics, self.epochs.pop(trainer.past[0])[2])
             if not math.isfinite(metrics["loss"]):
@@ -298,7 +300,7 @@ def sm2(scenario: Scenario, alpha: float, sizes: list[int], lrs: int) -> pk.Stud
         lrs=lrs,
         lr_range=scenario.lr_range,
         alpha=alpha,
-        max_epochs=EPOCHS,
+        max_epochs=scenario.epochs,
         patience=None,
         sampler=None,
     )
@@ -340,13 +342,13 @@ def measure(scenario: Scenario, kept: Kept, *, wide: bool, exhaustive: bool) -> 
     ours = sm2(scenario, 0.75, SIZES, 20)
     print(sm2_text(sm2_report(ours)), flush=True)
     only = sm2(scenario, 1.0, SIZES, 20)
-    plain = run(scenario, pk.Full(trials=1, epochs=EPOCHS), [VANILLA_SIZE], scenario.lr)
+    plain = run(scenario, pk.Full(trials=1, epochs=scenario.epochs), [VANILLA_SIZE], scenario.lr)
     row = sm2_comparison(ours, alpha_1=only, vanilla=plain)
     told = sm2_report(ours)
     result: dict[str, Any] = {
         "scenario": scenario.name,
         "samples": len(scenario.task.data.train[0]),
-        "epochs": EPOCHS,
+        "epochs": scenario.epochs,
         "energy": f"simulated, V100 trace of {scenario.job}",
         "epoch_j": {size: round(epoch_j(scenario.job, size)) for size in SIZES},
         "alpha_1_wh": row.alpha_1_j / 3600,
@@ -360,11 +362,10 @@ def measure(scenario: Scenario, kept: Kept, *, wide: bool, exhaustive: bool) -> 
         "alpha_1": final(only),
         "vanilla": {**plain.best.config, **plain.best.metrics},
     }
-    per_epoch = row.vanilla_j / EPOCHS
-    result["parity_by_epochs"] = {n: drawn_by(ours, n) / (n * per_epoch) for n in (20, 30, 40, 50, EPOCHS)}
-    result["saving_by_epochs"] = {
-        n: 1 - drawn_by(ours, n) / drawn_by(only, n) for n in (20, 30, 40, 50, EPOCHS)
-    }
+    per_epoch = row.vanilla_j / scenario.epochs
+    lengths = [n for n in (20, 30, 40, 50) if n < scenario.epochs] + [scenario.epochs]
+    result["parity_by_epochs"] = {n: drawn_by(ours, n) / (n * per_epoch) for n in lengths}
+    result["saving_by_epochs"] = {n: 1 - drawn_by(ours, n) / drawn_by(only, n) for n in lengths}
     print(f"  parity by length {result['parity_by_epochs']}")
     print(
         f"  alpha 1 {row.alpha_1_j / 3600:.0f} Wh, alpha 0.75 {row.sm2_j / 3600:.0f} Wh ({-row.saving:+.0%}), "
@@ -408,13 +409,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="scenarios; all by default")
     parser.add_argument("--wide", action="store_true", help="also 16 batch sizes, 40 learning rates")
     parser.add_argument("--exhaustive", action="store_true", help="also a full grid of single trainings")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--keep", type=Path, help="keep every epoch here, and go on from what is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(args.keep)
     kept.attach()
     try:
-        for name, scenario in scenarios().items():
+        for name, scenario in scenarios(args.samples, args.epochs).items():
             if args.names and name not in args.names:
                 continue
             flags = [flag for flag in ("--wide", "--exhaustive") if flag in sys.argv]

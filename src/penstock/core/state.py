@@ -36,8 +36,8 @@ class TrialRecord:
 
     Attributes:
         segment: The latest segment handed out for it.
-        epoch: Epochs reported so far; a retry from an older checkpoint does not lower it.
-        reports: One per epoch, in order.
+        epoch: Epochs up to the latest report; a retry from an older checkpoint does not lower it.
+        reports: One per epoch that was reported, in order.
         saved: Path of each known checkpoint by its epoch, oldest first.
         attempts: Failed tries of the present segment.
         devices: What it runs on, or ran on last.
@@ -152,7 +152,8 @@ class StudyState:
     def __init__(self) -> None:
         self.trials: dict[int, TrialRecord] = {}
         self.counts = Counts()
-        self.epochs = 0  # reported epochs, over all trials
+        self.epochs = 0  # up to the latest report of each trial, over all trials
+        self.reports = 0  # one may come after several epochs
         self._energy = Sum()
         self.notes: list[Noted] = []
         self.sessions: list[SessionOpened] = []
@@ -311,11 +312,12 @@ class StudyState:
             record.train_s += event.train_s
         if event.epoch <= record.epoch:
             return False
+        self.epochs += event.epoch - record.epoch
         record.epoch = event.epoch
         record.once_s += event.train_s or 0.0
         self._count_once(record, event.energy)
         record.reports.append(event)
-        self.epochs += 1
+        self.reports += 1
         return True
 
     def _count_once(self, record: TrialRecord, drawn: Measurement | None) -> None:
@@ -373,7 +375,8 @@ class StudyState:
             assert epochs == sorted(set(epochs)), f"trial {record.id}: epochs {epochs} not increasing"
             assert record.epoch == (epochs[-1] if epochs else 0)
         assert tally == self.counts, f"{tally} != {self.counts}"
-        assert self.epochs == sum(len(record.reports) for record in self.trials.values())
+        assert self.epochs == sum(record.epoch for record in self.trials.values())
+        assert self.reports == sum(len(record.reports) for record in self.trials.values())
 
 
 def summary(state: StudyState) -> dict[str, Any]:

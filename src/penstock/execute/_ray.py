@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ from penstock.core import (
     Started,
     TrialStatus,
     WallClock,
+    check,
 )
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency, Unsupported
 from penstock.execute._actor import TOKEN, Opened, Order, Slot, boot_id, files_of, gpu_facts, write_file
@@ -57,6 +59,7 @@ _STUCK_S = 10.0
 _TAKEN_S = 10.0
 _IDLE_S = 60.0
 _CLOSE_S = 5.0
+_SILENT_S = 5.0  # waiting for a node
 _START_TRIES = 3
 _KNOCK_S = 5.0  # for a head node that is just coming up
 _KNOCK_AGAIN_S = 0.5
@@ -232,15 +235,21 @@ class Ray(Executor):
             )
         if address is not None and (not isinstance(address, str) or not address.strip()):
             raise InvalidInput(f'address takes "auto", "host:port" or "ray://host:port", got {address!r}.')
-        if slots is not None and slots < 1:
-            raise InvalidInput(f"slots must be at least 1, got {slots}.")
+        if slots is not None:
+            slots = check.whole("Ray(slots)", slots, "Drop it for all devices of the cluster.")
+            if slots < 1:
+                raise InvalidInput(f"slots must be at least 1, got {slots}.")
+        check.number("slots_per_trial", slots_per_trial, "Give 1, 2, or a fraction such as 0.5.")
         check_slots_per_trial(slots_per_trial, slots)
-        if cpus is not None and not cpus > 0:
+        for name, flag in {"gpus": gpus, "shared_files": shared_files, "warm": warm}.items():
+            if not (isinstance(flag, bool) or (flag is None and name != "warm")):
+                raise InvalidInput(f"{name} takes True or False, got {flag!r}.")
+        if cpus is not None and check.number("cpus", cpus, "Give the CPUs of one device, such as 4.") <= 0:
             raise InvalidInput(f"cpus must be above 0, got {cpus}.")
         if kinds is not None and gpus is False:
             raise InvalidInput("kinds names GPUs: drop gpus=False, or kinds.")
-        if not wait_s >= 0:
-            raise InvalidInput(f"wait_s must be at least 0 seconds, got {wait_s}.")
+        if not (check.is_real(wait_s) and wait_s >= 0):
+            raise InvalidInput(f"wait_s must be at least 0 seconds, got {wait_s!r}.")
         if kinds is not None and not (
             isinstance(kinds, Iterable) and all(isinstance(kind, str) for kind in kinds)
         ):
@@ -437,21 +446,30 @@ class Ray(Executor):
 
     def _await_devices(self, need: int = 1) -> None:
         """Wait until there are ``need`` devices."""
-        deadline_s = time.monotonic() + self._options["wait_s"]
+        wait_s = self._options["wait_s"]
+        began_s = time.monotonic()
+        told = False
         while True:
             self._refresh()
             if len(self._devices) >= need:
                 return
-            if time.monotonic() >= deadline_s:
+            waited_s = time.monotonic() - began_s
+            kinds = self._options["kinds"]
+            of = f" of kind {', '.join(kinds)}" if kinds else ""
+            what = f"{len(self._nodes)} nodes with {'GPUs' if self._with_gpus else 'CPUs'}{of}"
+            has = f"The Ray cluster has {len(self._devices)} devices for trials that need {need}"
+            if waited_s >= wait_s:
                 break
+            if not told and waited_s >= _SILENT_S:
+                told = True
+                warnings.warn(
+                    f"{has}: {what}. Waiting for more, up to {wait_s:g} s (wait_s).",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             time.sleep(0.2)
-        what = "GPUs" if self._with_gpus else "CPUs"
-        kinds = self._options["kinds"]
         raise ExecutorError(
-            f"The Ray cluster has {len(self._devices)} devices for trials that need {need}, after waiting "
-            f"{self._options['wait_s']:g} s (wait_s): {len(self._nodes)} nodes with {what}"
-            + (f" of kind {', '.join(kinds)}" if kinds else "")
-            + ". Add nodes, or ask for less (slots_per_trial, cpus)."
+            f"{has}, after waiting {wait_s:g} s (wait_s): {what}. Add nodes, or ask for less (slots_per_trial, cpus)."
         )
 
     def _refresh(self) -> None:

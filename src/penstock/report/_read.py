@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,16 @@ def row(record: TrialRecord, spec: Mapping[str, Any] | None = None, *, error: bo
     tail = {"reason": record.reason} | ({"error": record.error} if error else {})
     own = head.keys() | tail.keys()
     config = {f"config.{name}" if name in own else name: value for name, value in record.config.items()}
-    taken = own | record.config.keys()
+    taken = own | record.config.keys() | _domains(spec)
     metrics = {f"metric.{name}" if name in taken else name: value for name, value in record.metrics.items()}
     return head | config | metrics | tail
+
+
+def _domains(spec: Mapping[str, Any] | None) -> set[str]:
+    """The names of a study's space: a trial has only those whose conditions hold."""
+    space = (spec or {}).get("space")
+    pairs = space.get("domains") if isinstance(space, Mapping) else None
+    return {str(pair[0]) for pair in pairs or () if isinstance(pair, Sequence) and pair}
 
 
 def grid_of(spec: Mapping[str, Any]) -> Grid:

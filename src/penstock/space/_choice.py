@@ -143,7 +143,7 @@ def _plain(owner: str, value: Any) -> Any:
         base = str if isinstance(value, str) else int if isinstance(value, int) else float
         remedy = f"Give its plain value, {base.__name__}(...): the journal can't tell them apart."
         refuse(owner, f"{value!r} is a {type(value).__name__}", remedy)
-    refuse(owner, f"{value!r} is a {type(value).__name__}, which JSON can't hold", _REMEDY)
+    refuse(owner, f"{value!r} is a {type(value).__name__}, which no configuration can hold", _REMEDY)
 
 
 def _key(value: Any) -> Hashable:

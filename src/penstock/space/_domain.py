@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, final
 
 from penstock.core.errors import SpaceError
 from penstock.space._condition import Condition
@@ -66,7 +66,7 @@ class Domain(ABC):
     def to_json(self) -> dict[str, Any]:
         """Kind and parameters, JSON-able."""
 
-    def points(self, resolution: int | None) -> list[Any] | range:
+    def points(self, resolution: int | None) -> Sequence[Any]:
         """The values of a full factorial: all of them, or ``resolution`` ones spread evenly.
 
         A continuous domain includes both its ends, and with a resolution of 1 its middle. Returned are the
@@ -78,12 +78,27 @@ class Domain(ABC):
                 raise SpaceError("is continuous and has no resolution")
             if resolution == 1:
                 return [self.from_unit(0.5)]
-            return [self.from_unit(i / (resolution - 1)) for i in range(resolution)]
+            return _Spread(resolution, lambda i: self.from_unit(i / (resolution - 1)))
         if resolution is None or resolution >= count:
             return range(count)
         if resolution == 1:
             return [count // 2]
-        return [round(i * (count - 1) / (resolution - 1)) for i in range(resolution)]
+        return _Spread(resolution, lambda i: round(i * (count - 1) / (resolution - 1)))
+
+
+@final
+class _Spread(Sequence[Any]):
+    """So many values, each made when it is asked for: of a fine grid hardly any are."""
+
+    def __init__(self, count: int, at: Callable[[int], Any]) -> None:
+        self._count, self._at = count, at
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        found = range(self._count)[index]
+        return self._at(found) if isinstance(found, int) else [self._at(i) for i in found]
 
 
 def refuse(owner: str, what: str, remedy: str) -> NoReturn:

@@ -269,7 +269,7 @@ class Space:
         if isinstance(resolution, Mapping):
             for name in resolution:
                 self[name]
-        points: dict[str, list[Any] | range] = {}
+        points: dict[str, Sequence[Any]] = {}
         for name, domain in self._domains.items():
             wanted: Any = None
             if isinstance(resolution, Mapping):
@@ -408,7 +408,7 @@ class Space:
         return total
 
     def _grid_from(
-        self, at: int, config: dict[str, Any], points: Mapping[str, list[Any] | range]
+        self, at: int, config: dict[str, Any], points: Mapping[str, Sequence[Any]]
     ) -> Iterator[dict[str, Any]]:
         while at < len(self._order) and not self.active(self._order[at], config):
             at += 1

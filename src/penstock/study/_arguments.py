@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,7 @@ def check_work(work: Any, space: Space) -> Any:
         raise InvalidInput(f"work takes a function train(run), a Task or a Command, got {work!r}.")
     if isinstance(work, type):
         raise InvalidInput(f"work takes a function, got the class {work.__name__}; give an object of it.")
+    _check_runs(work)
     try:
         signature = inspect.signature(work)
     except (TypeError, ValueError):  # a built-in that does not tell
@@ -54,6 +56,22 @@ def check_work(work: Any, space: Space) -> Any:
             f"work is called with one argument, the run: {name}{signature} can't be ({error}). Write def {name}(run)."
         ) from None
     return work
+
+
+def _check_runs(work: Any) -> None:
+    """Refuse functions that do nothing of their own when they are called."""
+    inner = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
+    name = getattr(work, "__name__", None) or repr(work)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        raise InvalidInput(
+            f"work takes a plain function: {name} is an async one, which nobody would await. Call asyncio.run(...) in "
+            "a function without async."
+        )
+    if inspect.isgeneratorfunction(inner):
+        raise InvalidInput(
+            f"work takes a plain function: {name} has a yield in it, so that calling it runs nothing. Report by "
+            "run.report(...) instead."
+        )
 
 
 def check_first(warm_start: Any) -> list[Mapping[str, Any]]:

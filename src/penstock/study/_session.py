@@ -24,6 +24,7 @@ from penstock.core import (
     Reported,
     Resized,
     Saved,
+    Segment,
     SessionClosed,
     SessionOpened,
     Submitted,
@@ -46,7 +47,7 @@ from penstock.study._fusing import Fuser
 from penstock.study._lending import leaving_of
 from penstock.study._limits import LimitDesk
 from penstock.study._transfer import Transfer
-from penstock.train import Task
+from penstock.train import Command, Task
 from penstock.train._elastic import UNDIVIDED
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Session:
         self._hungry = True
         self._desk = desk
         self._unmetered = False  # said that there is no energy
+        self._unsaved = False  # said that there is no checkpoint to go on from
         self._unmeasured = False  # said that a network could not be measured
         self._probed: Config | None = None  # what was measured last before training
         self._allowance: Allowance | None = None
@@ -301,6 +303,8 @@ class Session:
                     path = record.saved[epoch]
             if path is None and segment.copy_from is not None:
                 path = trials[segment.copy_from.trial].saved.get(segment.copy_from.epoch)
+            if segment.start and path is None:
+                self._say_unsaved(segment)
             checkpoints.append(path)
             known.append(record.epoch)
         fuser = self._study._fuser
@@ -414,6 +418,20 @@ class Session:
             'Run "penstock doctor" to see what can be measured here.'
         )
 
+    def _say_unsaved(self, segment: Segment) -> None:
+        """Say once that a training that goes on has nothing to go on from; a command keeps its files itself."""
+        source = segment.trial.id if segment.copy_from is None else segment.copy_from.trial
+        told = self._unsaved or self._virtual or isinstance(self._study.work, Command)
+        if told or self._engine.state.trials[source].saved:
+            return
+        self._unsaved = True
+        copied = "" if segment.copy_from is None else f" in the place of trial {source}"
+        self._view.say(
+            f"Trial {segment.trial.id} is to go on after {segment.start} epochs{copied}, but no checkpoint was saved: "
+            "it starts again from the beginning, and so will others. Let the training function call run.save(state) in "
+            "its loop and run.load() before it."
+        )
+
     def _open_desk(self) -> None:
         """Say at once if there is nothing whose power limit could be set."""
         if self._desk is not None:
@@ -486,9 +504,9 @@ class Session:
         limit, an epoch that runs counts as spent.
         """
         state, budget = self._engine.state, self._study.budget
-        if not budget.needs_energy or state.energy is None or not state.epochs:
+        if not budget.needs_energy or state.energy is None or not state.reports:
             return None
-        usual = state.energy.scaled(1 / state.epochs)
+        usual = state.energy.scaled(1 / state.reports)
         ahead = []
         for trial in self._engine.running:
             record = state.trials[trial]

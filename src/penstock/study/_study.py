@@ -380,9 +380,11 @@ class Study:
             if self._fuser is not None:
                 for note in engine.state.notes:
                     self._fuser.learn(note, earlier=True)
-            raised = engine.raised(self._entry.spec["budget"].get("trials"), self.executor.clock.now_s())
+            counted = self._entry.spec["budget"].get("trials")
+            raised = engine.raised(counted, self.executor.clock.now_s())
             if engine.finished and (raised is None or not self.scheduler.extends):
-                if raised is not None:
+                asked = self.budget.trials or 0
+                if raised is not None or (counted is None and asked > engine.state.counts.total):
                     shown.say(
                         "The study is over: its scheduler brings no more trials, whatever the budget. For more, start "
                         "another one with warm_start=."

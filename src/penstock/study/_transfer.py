@@ -77,8 +77,7 @@ def held_values(space: Space, task: Task, given: Mapping[str, Any]) -> dict[str,
         elif _holds(domain, 0):
             found[name] = domain.check(0)
         else:
-            points = domain.points(2)
-            found[name] = domain.value_at(points[0]) if isinstance(points, range) else points[0]
+            found[name] = domain.from_unit(0.0) if domain.count is None else domain.value_at(0)
     return found
 
 

@@ -266,12 +266,18 @@ class Run:
                 raise InvalidInput(f"run.iteration(samples) takes a number of at least 0, got {samples!r}.")
             tell(samples)
 
-    def report(self, /, **metrics: Any) -> None:
+    def report(self, /, *unnamed: Any, **metrics: Any) -> None:
         """Report metrics of the present epoch, by name.
 
         Several reports within one iteration of ``epochs()`` add up to one; a later value replaces an earlier
         one. Values are numbers (numpy's and torch's too). One that is not finite fails the trial.
         """
+        if unnamed:
+            mapping = isinstance(unnamed[0], Mapping)
+            raise InvalidInput(
+                f"run.report takes metrics by name, got {unnamed[0]!r:.80}: write "
+                f"{'run.report(**metrics)' if mapping else 'run.report(loss=...)'}."
+            )
         if not metrics or os.getpid() != self._pid:
             return
         if self._failure is not None:

@@ -261,11 +261,14 @@ def _verdict(run: Run, spec: Spec) -> End:
     was_done = not run._entered and (at_end or (went_on and epoch <= spec.known))
     if not run._new and not was_done:
         wanted = ", ".join(f"{name}=..." for name in run._objectives) or "loss=..."
-        return End(
-            TrialStatus.FAILED.value,
-            epoch,
-            f"the training function reported nothing; call run.report({wanted})",
-        )
+        told = f"the training function reported nothing; call run.report({wanted})"
+        if at_end and run._entered:  # it may report later, but its scheduler decides before
+            first = f"epoch {until}" if until == spec.start + 1 else f"epochs {spec.start + 1} to {until}"
+            told = (
+                f"the training function reported nothing in {first}, all it was given; call run.report({wanted}) in "
+                "the last epoch it is given at the latest, or give it more (min_epochs)"
+            )
+        return End(TrialStatus.FAILED.value, epoch, told)
     if at_end:
         # A task that is good enough has ended its trial, also in the last epoch of its segment.
         over = spec.last or (bool(run._reports) and TARGET_REACHED in run._reports[-1][1])

@@ -51,10 +51,11 @@ def table(folded: Folded, options: Options | None = None) -> dict[str, Any]:
 def all_rows(folded: Folded) -> list[dict[str, Any]]:
     """Every trial as a flat row; a metric that has the name of a domain is called ``metric.name``."""
     rows = []
+    domains = {name for record in folded.state.trials.values() for name in record.config}
     for record in folded.state.trials.values():
         row: dict[str, Any] = {"trial": record.id, "status": record.status.value, "epochs": record.epoch}
         for name, value in metrics_of(record).items():
-            clash = name in record.config or name in _FIRST or name == "reason"
+            clash = name in domains or name in _FIRST or name == "reason"
             row[f"metric.{name}" if clash else name] = value
         row["busy_s"] = record.busy_s
         for name, value in record.config.items():
