@@ -277,6 +277,14 @@ def test_gradients_add_up_until_they_are_dropped():
     assert_same(train)
 
 
+def test_gradients_whose_data_is_exchanged_are_those_that_count():
+    def halve(model, optimizer, loss, step):
+        for p in model.parameters():
+            p.grad.data = p.grad.data * 0.5  # the gradient is the same object as before
+
+    assert_same(lambda lane: simple(lane, each=halve))
+
+
 def test_two_forwards_before_a_backward_and_two_backwards_of_one_forward():
     def train(lane):
         model = net(0.1)

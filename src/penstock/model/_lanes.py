@@ -524,9 +524,9 @@ class FusedLanes:
         if self._last is not None and len(members) == len(self.members):
             _, stacked, pieces = self._last
             if all(
-                p.grad is (None if parts is None else parts[member.number])
+                _is_row(p.grad, whole, parts, member.number)
                 for member in members
-                for p, parts in zip(member.parameters, pieces, strict=True)
+                for p, whole, parts in zip(member.parameters, stacked, pieces, strict=True)
             ):
                 return stacked
         found: list[Tensor | None] = []
@@ -645,6 +645,14 @@ class FusedLanes:
                 for name, buffer in module.named_buffers():
                     worst = max(worst, _difference(buffer, buffers[name], 1.0))
         return worst
+
+
+def _is_row(grad: Tensor | None, whole: Tensor | None, parts: Sequence[Tensor] | None, row: int) -> bool:
+    """Whether a gradient is the one that came, and lies where it lay: ``p.grad.data = ...`` keeps the object."""
+    if grad is None or whole is None or parts is None:
+        return grad is None and whole is None
+    here = whole.data_ptr() + row * whole.stride(0) * whole.element_size()
+    return grad is parts[row] and grad.data_ptr() == here
 
 
 def alike(
