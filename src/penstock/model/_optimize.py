@@ -273,7 +273,7 @@ class FusedOptimizer:
         scalar = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         if not hasattr(self, "steps"):
             self.steps = torch.zeros((count, len(self.stack.slots)), dtype=scalar)
-        for _ in self.stack.groups:
+        for _ in self.optimizers[0].param_groups:  # one may be empty, or all frozen
             self._values.append({})
             self.numbers.append({})
             self.flags.append({})
