@@ -285,6 +285,35 @@ def test_gradients_whose_data_is_exchanged_are_those_that_count():
     assert_same(lambda lane: simple(lane, each=halve))
 
 
+@pytest.mark.parametrize("how", ["dampening", "nesterov", "rmsprop"])
+def test_momentum_that_is_zero_at_times_leaves_the_buffer_alone(how):
+    def make(model):
+        if how == "rmsprop":
+            return torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.5)
+        options = {"nesterov": True} if how == "nesterov" else {"dampening": 0.2}
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, **options)
+
+    def function(lane):
+        model = net()
+        model, optimizer = lane.prepare(model, make(model))
+        losses = []
+        for step, rows in enumerate(batches(9)):
+            if how == "rmsprop":  # which makes its buffer at the first step, or never
+                rests = (False, step % 2 == 1, step > 4)[lane.number]
+            else:
+                rests = (False, step % 2 == 0, step < 5)[lane.number]
+            optimizer.param_groups[0]["momentum"] = 0.0 if rests else 0.9
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        kept = [own.get("momentum_buffer") for own in optimizer.state_dict()["state"].values()]
+        return result(model, [*losses, *(float(buffer.sum()) for buffer in kept)])
+
+    assert_same(function)
+
+
 def test_two_forwards_before_a_backward_and_two_backwards_of_one_forward():
     def train(lane):
         model = net(0.1)
