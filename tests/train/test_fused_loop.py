@@ -172,6 +172,47 @@ def test_a_diverging_member_leaves_its_neighbours_alone():
         assert gap(alone[i], together[i]) < 1e-10
 
 
+def assert_same_alone(task, configs=CONFIGS[:3], epochs=2):
+    """Fused epochs give what the trials give alone: metrics, failures, weights, buffers and optimizers."""
+    alone, together = trainers(task, configs), trainers(task, configs)
+    fused = FusedTrainer(together)
+    failed = set()
+    for _ in range(epochs):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            try:
+                close(one.train_epoch(), results[other])
+            except ValueError as error:
+                assert str(results[other]) == str(error)
+                failed.add(one)
+    assert fused.counts == [len(configs)]
+    assert max(gap(a, b) for a, b in zip(alone, together, strict=True) if a not in failed) < 1e-10
+    return failed
+
+
+class Applied(nn.Module):
+    """A linear layer (of images: behind a convolution) whose input goes through a function."""
+
+    def __init__(self, function, images=False):
+        super().__init__()
+        self.function = function
+        self.first = nn.Conv2d(2, 4, 3) if images else nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(4 * 36 if images else FEATURES, CLASSES)
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+    def forward(self, x):
+        return self.head(self.function(self, self.first(x)).flatten(1))
+
+
+def test_a_buffer_that_the_forward_replaces_is_each_members_own():
+    def track(model, x):
+        if model.training:
+            model.mean = 0.9 * model.mean + 0.1 * x.detach().mean(0)[:CLASSES]
+        return x * model.mean.sum()
+
+    assert_same_alone(make_task(lambda config: Applied(track).double()))
+
+
 def test_each_member_keeps_its_own_schedule_and_clipping():
     def schedule(optimizer, steps, warm):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=warm, total_steps=steps)

@@ -368,7 +368,12 @@ class Trainer:
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
         inputs, targets = batch
         before = random_state(self.device)
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+            (sub._buffers, key, buffer, buffer.clone())
+            for sub in self.model.modules()
+            for key, buffer in sub._buffers.items()
+            if buffer is not None
+        ]
         with torch.enable_grad(), self._autocast():
             output = forward(self.model, inputs)
             loss = self.task.loss(output, targets)
@@ -386,10 +391,11 @@ class Trainer:
             raise InvalidInput(
                 f"loss={name} gave a loss without a gradient: is it detached, or every weight frozen?"
             )
-        # The look must leave no trace: batch norm has moved its statistics and dropout the generator.
+        # The look must leave no trace: batch norm has moved its statistics and dropout the generator. The buffers
+        # themselves come back, too: in a fused group they are views of the group's.
         with torch.no_grad():
-            for key, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[key])
+            for place, key, buffer, value in places:
+                place[key] = buffer.copy_(value)
         set_random_state(before, self.device)
         self._checked = True
 
