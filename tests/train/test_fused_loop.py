@@ -204,6 +204,35 @@ class Applied(nn.Module):
         return self.head(self.function(self, self.first(x)).flatten(1))
 
 
+DRAWN = {
+    "of what all members share": lambda model, x: x + torch.empty_like(x).normal_(),
+    "by Python": lambda model, x: x if model.training else x * random.random(),
+    "and asked for": lambda model, x: F.dropout(x, 0.3) * (1 if model.training else x.ndim + x.sum().item()),
+}
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_an_evaluation_that_draws_gives_what_it_gives_alone(drawn):
+    class Given(Applied):
+        def forward(self, x):
+            return self.head(self.function(self, x))
+
+    assert_same_alone(make_task(lambda config: Given(DRAWN[drawn]).double()))
+
+
+@pytest.mark.parametrize("metrics_on", ["set", "batch"])
+def test_a_metric_that_draws_or_fails_does_so_for_its_own_member(metrics_on):
+    def bootstrapped(output, targets):
+        if not torch.isfinite(output).all():
+            raise ValueError("Input contains NaN.")
+        rows = torch.randint(0, len(targets), (len(targets),))
+        return accuracy(output[rows], targets[rows]) + random.random()
+
+    options = {"metrics": {"accuracy": bootstrapped}, "metrics_on": metrics_on, "eval_batch_size": 16}
+    failed = assert_same_alone(make_task(**options), [{"lr": 0.1}, {"lr": 1e300}, {"lr": 0.2}])
+    assert [trainer.config["lr"] for trainer in failed] == [1e300]
+
+
 def test_a_buffer_that_the_forward_replaces_is_each_members_own():
     def track(model, x):
         if model.training:
