@@ -204,6 +204,27 @@ class Applied(nn.Module):
         return self.head(self.function(self, self.first(x)).flatten(1))
 
 
+NOISES = {
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "dropout": lambda x: F.dropout(torch.ones_like(x), 0.5),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_over_images_is_drawn_in_the_order_in_which_they_lie_alone(noise, channels_last):
+    draw = NOISES[noise]
+    task = make_task(
+        lambda config: Applied(lambda model, x: x + draw(x), images=True).double(),
+        (2, 8, 8),
+        channels_last=channels_last,
+    )
+    assert_same_alone(task)
+    assert check(task, CONFIGS[:2]).ok
+
+
 DRAWN = {
     "of what all members share": lambda model, x: x + torch.empty_like(x).normal_(),
     "by Python": lambda model, x: x if model.training else x * random.random(),

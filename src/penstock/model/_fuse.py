@@ -46,6 +46,7 @@ class Fusion:
         modules: The members' models. They stay usable: their tensors are views of the stack.
         groups: Parameter names by group of the optimizer.
         seeds: A seed for each member's generator; default: their numbers.
+        channels_last: Whether images lie so in memory where a member is alone.
 
     Raises:
         Unsupported: The models can't be fused; the text is the reason.
@@ -57,6 +58,7 @@ class Fusion:
         *,
         groups: Sequence[Sequence[str]] | None = None,
         seeds: Sequence[int] | None = None,
+        channels_last: bool = False,
     ) -> None:
         if not modules:
             raise Unsupported("There is nothing to fuse: no members.")
@@ -68,7 +70,8 @@ class Fusion:
         self.stack = Stack(modules, groups)
         numbers = range(len(modules)) if seeds is None else seeds
         device = self.stack.flat.device  # masks are drawn where they are used
-        self.draws = Draws([torch.Generator(device).manual_seed(seed) for seed in numbers])
+        made = [torch.Generator(device).manual_seed(seed) for seed in numbers]
+        self.draws = Draws(made, channels_last=channels_last)
         self.sequential: set[str] = set()
         self._training = True
         self._tune()
@@ -146,7 +149,7 @@ class Fusion:
     def keep(self, members: Sequence[int]) -> list[nn.Module]:
         """Go on with these members; returns the models of the others, standing on their own."""
         gone = self.stack.keep(members)
-        self.draws = Draws([self.draws.generators[i] for i in members])
+        self.draws = self.draws.part(members)
         self._own = [self._own[i] for i in members]
         self._tune()
         return gone
@@ -157,7 +160,7 @@ class Fusion:
         _differences([*self._own, *own])
         self.stack.add(modules)
         more = [torch.Generator(self.stack.flat.device).manual_seed(seed) for seed in seeds]
-        self.draws = Draws([*self.draws.generators, *more])
+        self.draws = Draws([*self.draws.generators, *more], channels_last=self.draws.channels_last)
         self._own += own
         for module in modules:
             module.train(self._training)

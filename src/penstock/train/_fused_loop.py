@@ -19,6 +19,7 @@ from penstock.core.errors import InvalidInput, PenstockError, Unsupported
 from penstock.core.trial import Config
 from penstock.model import Form, FusedOptimizer, FusedStep, Fusion, Pace, group_names
 from penstock.model._watch import DRAWS, generators
+from penstock.train._layout import lay_out
 from penstock.train._loader import Preloaded, Source, derive, order_of
 from penstock.train._loop import (
     RunLike,
@@ -179,7 +180,9 @@ class _Group:
         task = first.task
         self.task = task
         models = [t.model for t in trainers]
-        self.fusion = Fusion(models, groups=group_names(first.model, first.optimizer))
+        self.fusion = Fusion(
+            models, groups=group_names(first.model, first.optimizer), channels_last=task.channels_last is True
+        )
         self.optimizer = FusedOptimizer(
             self.fusion.stack, [t.optimizer for t in trainers], [t.clip_norm for t in trainers]
         )
@@ -393,7 +396,9 @@ class _Group:
                 generator.set_state(state)
         results: list[dict[str, float] | Exception] = []
         for member, trainer in enumerate(self.trainers):
-            seed_everything(derive(trainer.seed, "epoch", trainer.epoch - 1))  # of the epoch that has just ended
+            seed_everything(
+                derive(trainer.seed, "epoch", trainer.epoch - 1)
+            )  # of the epoch that has just ended
             try:
                 with draws.lend(member):
                     results.append(trainer.evaluate())
@@ -843,6 +848,8 @@ def _check(
         source = trainer.data.train
         order = order_of(source.n, trainer.seed, 0)
         x, y = cast(next(source.batches(trainer.batch_size, order=order)))
+        if task.channels_last:
+            lay_out(trainer, (x, y), forward)  # masks over images are drawn in the order of memory
         with trainer._autocast():
             loss = task.loss(forward(trainer.model, x), y)
         loss.backward()

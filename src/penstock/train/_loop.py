@@ -220,6 +220,7 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
+        self._laid_out = False
         self._held: dict[str, float] | None = None  # of the last exploration; None: nothing is explored
 
     def _materialise(self) -> None:
@@ -320,7 +321,7 @@ class Trainer:
         schedule = self.schedule if self._per_step else None
         keep, tell = losses.append, self.on_iteration
         plain = dtype is None and scaler is None
-        if not self._checked:
+        if not (self._checked and self._laid_out):
             batches = self._check_first(batches, forward)
         for inputs, targets in batches:
             if plain:
@@ -361,8 +362,13 @@ class Trainer:
         """The batches, after a look at what loss and model make of the first."""
         for number, batch in enumerate(batches):
             if number == 0:
-                self._check_loss(batch, forward)
-                lay_out(self, batch, forward)
+                if not self._checked:
+                    self._check_loss(batch, forward)
+                if (
+                    not self._laid_out
+                ):  # nor is a member of a fused group, whose first batch is looked at there
+                    lay_out(self, batch, forward)
+                    self._laid_out = True
             yield batch
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
@@ -470,6 +476,7 @@ class Trainer:
         )
         other.load_state(copy.deepcopy(self.state()))
         other._checked = self._checked
+        other._laid_out = self._laid_out
         other.on_iteration = self.on_iteration  # its steps are steps of the same devices
         return other
 
