@@ -3,6 +3,8 @@
 import copy
 import io
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -515,6 +517,71 @@ def test_evaluation_at_other_times_in_each(quiet):
         return result(model, losses)
 
     assert_same(train, 3)
+
+
+class Scaled(nn.Module):
+    """Scaled by what ``read`` makes of something it holds that is neither parameter nor buffer."""
+
+    def __init__(self, held, read):
+        super().__init__()
+        self.body, self.held, self.read = net(), held, read
+
+    def forward(self, x):
+        return self.body(x) * self.read(self.held)
+
+
+def scale(by=1.0):
+    return torch.tensor(by, dtype=torch.float64)
+
+
+HELD = {
+    "a tensor": (scale, lambda held: held, lambda held: held.mul_(0.8)),
+    "a list in a dict": (
+        lambda by=1.0: {"all": [by, 2.0]},
+        lambda held: held["all"][0],
+        lambda held: held["all"].__setitem__(0, held["all"][0] * 0.8),
+    ),
+    "an object": (
+        lambda by=1.0: SimpleNamespace(by=scale(by), at=None),
+        lambda held: held.by,
+        lambda held: vars(held).update(by=held.by * 0.8),
+    ),
+    "a queue": (lambda by=1.0: deque([by]), sum, lambda held: held.append(0.1)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_what_a_model_holds_beside_its_tensors_is_each_lanes_own(kind):
+    make, read, change = HELD[kind]
+
+    def function(lane, *, apart, within=False, between=False):
+        model = Scaled(
+            make(1.0 + (apart and lane.number > 1)), lambda held: (within and change(held), read(held))[1]
+        )
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for rows in batches(4 + lane.number):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if between:
+                change(model.held)
+        return result(model, losses)
+
+    def fused(**options):
+        alone = [by_itself(lambda lane: function(lane, **options), number) for number in range(3)]
+        hub, _ = together(lambda lane: function(lane, **options))
+        for lane, (losses, _) in zip(hub.lanes, alone, strict=True):
+            assert lane.error is None
+            assert lane.result[0] == pytest.approx(losses, rel=1e-10)
+        return [lane.fused for lane in hub.lanes]
+
+    assert min(fused(apart=False)) > 2
+    assert fused(apart=True)[2] == 0  # the first two are alike
+    assert max(fused(apart=False, between=True)) == 1
+    assert max(fused(apart=False, within=True)) == 0
 
 
 def test_layers_in_modes_of_their_own_and_rates_that_change():

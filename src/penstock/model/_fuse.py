@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -295,7 +296,7 @@ def _factors(module: nn.Module) -> tuple[float, ...]:
 
 
 def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """What each submodule holds beside tensors and submodules."""
+    """What each submodule holds beside parameters, buffers and submodules."""
     return {
         path: {
             "": _kind(sub),
@@ -303,7 +304,7 @@ def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
             **{
                 key: value
                 for key, value in vars(sub).items()
-                if key not in _INTERNAL and not key.endswith("_hooks") and not _is_tensors(value)
+                if key not in _INTERNAL and not key.endswith("_hooks")
             },
         }
         for path, sub in module.named_modules()
@@ -313,12 +314,6 @@ def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
 def _kind(module: nn.Module) -> type:
     """The class of a layer; torch makes another one for every layer that is parametrized (weight norm, ...)."""
     return type(module).__bases__[0] if is_parametrized(module) else type(module)
-
-
-def _is_tensors(value: Any) -> bool:
-    return isinstance(value, Tensor) or (
-        isinstance(value, list | tuple) and any(isinstance(item, Tensor | None.__class__) for item in value)
-    )
 
 
 def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, str], list[float]]:
@@ -352,7 +347,7 @@ def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, st
                 kind = facts[""]
                 if type(value) is not float or type(theirs) is not float:
                     raise Unsupported(
-                        f"members differ in {where}: {value!r} in member 0, {theirs!r} in member {number}"
+                        f"members differ in {where}: {_brief(value)} in member 0, {_brief(theirs)} in member {number}"
                     )
                 if kind.__module__.startswith("torch.nn") and name not in _PER_MEMBER.get(kind, ()):
                     raise Unsupported(
@@ -362,52 +357,80 @@ def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, st
     return {key: [float(o[key[0]][key[1]]) for o in own] for key in found}
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if a is b:
+def _brief(value: Any) -> str:
+    """A value in an error's text: of a tensor or a long list its beginning."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+_Pairs: TypeAlias = frozenset[tuple[int, int]]
+
+
+def _equal(a: Any, b: Any, seen: _Pairs = frozenset()) -> bool:
+    """Whether two members hold the same: by value, or by what is in it; ``seen``: pairs that are being compared."""
+    if a is b or (id(a), id(b)) in seen:
         return True
-    if type(a) is not type(b):
+    within = seen | {(id(a), id(b))}
+    if isinstance(a, type):
+        return isinstance(b, type) and _same_class(a, b, within)
+    if not _same_class(type(a), type(b), within) or isinstance(a, nn.Module):
         return False
+    if isinstance(a, Tensor):
+        return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and torch.equal(a, b)
+    if isinstance(a, list | tuple | deque):
+        return len(a) == len(b) and all(_equal(x, y, within) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(value, b[key], within) for key, value in a.items())
     try:
         if bool(a == b):
             return True
-    except (RuntimeError, ValueError, TypeError):
-        pass
-    if isinstance(a, type):
-        return _same_class(a, b)
+    except Exception:  # an array says so of each of its numbers, others don't like to be compared
+        if hasattr(a, "__array__") and hasattr(a, "tobytes"):
+            return (a.shape, a.dtype) == (b.shape, b.dtype) and bool((a == b).all())
     if callable(a) and hasattr(a, "__code__") and hasattr(b, "__code__"):
-        return _same_code(a, b, ())
+        return _same_code(a, b, within)
     # Plain objects of one kind (a torch generator, a lock, a config) are compared by what they hold.
-    return bool(getattr(a, "__dict__", None)) and vars(a) == vars(b)
+    return bool(getattr(a, "__dict__", None)) and _equal(vars(a), vars(b), within)
 
 
-def _same_class(a: type, b: type) -> bool:
+def _same_class(a: type, b: type, seen: _Pairs) -> bool:
     """Whether two classes are one, or what one ``class`` statement made when it ran twice (in every trial)."""
     if a is b:
         return True
     named = (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
     if not named or len(a.__bases__) != len(b.__bases__) or vars(a).keys() != vars(b).keys():
         return False
-    if not all(_same_class(mine, theirs) for mine, theirs in zip(a.__bases__, b.__bases__, strict=True)):
+    if not all(
+        _same_class(mine, theirs, seen) for mine, theirs in zip(a.__bases__, b.__bases__, strict=True)
+    ):
         return False
+    within = seen | {(id(a), id(b))}
     for name, mine in vars(a).items():
         theirs = vars(b)[name]
         for kind in ("__func__", "fget"):  # of class methods, static methods and properties
             mine, theirs = getattr(mine, kind, mine), getattr(theirs, kind, theirs)
-        same = _same_code(mine, theirs, (a, b)) if hasattr(mine, "__code__") else _equal(mine, theirs)
+        same = (_same_code if hasattr(mine, "__code__") else _equal)(mine, theirs, within)
         if not same and name not in ("__dict__", "__weakref__"):
             return False
     return True
 
 
-def _same_code(a: Any, b: Any, owners: tuple[type, ...]) -> bool:
-    """Whether two functions do the same, with the same values from around them; ``owners``: their classes."""
-    if getattr(b, "__code__", None) != a.__code__ or a.__defaults__ != b.__defaults__:
+def _same_code(a: Any, b: Any, seen: _Pairs) -> bool:
+    """Whether two functions do the same, with the same values from around them (their class, for ``super``)."""
+    if getattr(b, "__code__", None) != a.__code__:
         return False
-    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
-    return a.__kwdefaults__ == b.__kwdefaults__ and all(
-        mine.cell_contents == theirs.cell_contents or (mine.cell_contents, theirs.cell_contents) == owners
-        for mine, theirs in cells
-    )
+    around = (a.__defaults__, b.__defaults__), (a.__kwdefaults__, b.__kwdefaults__)
+    cells = zip(_contents(a), _contents(b), strict=True)
+    return all(_equal(mine, theirs, seen) for mine, theirs in (*around, *cells))
+
+
+def _contents(function: Any) -> Iterator[Any]:
+    """What a function takes from around it."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # nothing yet
+            yield None
 
 
 def _reason(error: BaseException, numbers: Sequence[tuple[nn.Module, str, Tensor, PerMember]]) -> Exception:

@@ -396,9 +396,8 @@ class _Group:
                 generator.set_state(state)
         results: list[dict[str, float] | Exception] = []
         for member, trainer in enumerate(self.trainers):
-            seed_everything(
-                derive(trainer.seed, "epoch", trainer.epoch - 1)
-            )  # of the epoch that has just ended
+            # As at the start of the epoch that has just ended: its steps drew nothing from these.
+            seed_everything(derive(trainer.seed, "epoch", trainer.epoch - 1))
             try:
                 with draws.lend(member):
                     results.append(trainer.evaluate())

@@ -364,9 +364,7 @@ class Trainer:
             if number == 0:
                 if not self._checked:
                     self._check_loss(batch, forward)
-                if (
-                    not self._laid_out
-                ):  # nor is a member of a fused group, whose first batch is looked at there
+                if not self._laid_out:  # who comes out of a fused group is not, either
                     lay_out(self, batch, forward)
                     self._laid_out = True
             yield batch
