@@ -63,6 +63,8 @@ class Fusion:
     ) -> None:
         if not modules:
             raise Unsupported("There is nothing to fuse: no members.")
+        if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+            raise Unsupported("the model is a TorchScript module")
         hooked = _hooked(modules)
         if hooked is not None:
             raise Unsupported(f"{hooked} has hooks, which would see all members at once")

@@ -436,7 +436,8 @@ class Trainer:
         was_training = model.training
         model.eval()
         try:
-            with torch.inference_mode(), self._autocast():
+            # No inference mode: a model may keep what it makes here (positions, a mask) and train with it.
+            with torch.no_grad(), self._autocast():
                 for inputs, targets in source.batches(task.eval_batch_size):
                     count = min(task.eval_batch_size, source.n - rows)
                     output = forward(model, inputs)
