@@ -528,6 +528,20 @@ def test_parameter_groups_keep_their_own_learning_rates():
         assert worst(alone[i], models[i], apart[i], together[i]) < 1e-10
 
 
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_a_parameter_group_may_be_empty(empty):
+    def grouped(parameters, i):
+        groups = [{"params": parameters[:2], "lr": 0.03 * (i + 1)}, {"params": parameters[2:]}]
+        groups.insert(empty, {"params": [], "lr": 9.0})
+        return optim.Adam(groups, lr=0.01 * (i + 1), eps=1e-6)
+
+    fusion, optimizer, models, together, alone, apart = members(MODELS["dropout"][0], grouped)
+    train_fused(fusion, optimizer, models, together, VECTOR)
+    for i in range(MEMBERS):
+        train_alone(alone[i], apart[i], i, VECTOR)
+        assert worst(alone[i], models[i], apart[i], together[i]) < 1e-10
+
+
 RECORDED = (
     "linear",
     "conv 2d",

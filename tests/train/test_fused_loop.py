@@ -172,6 +172,97 @@ def test_a_diverging_member_leaves_its_neighbours_alone():
         assert gap(alone[i], together[i]) < 1e-10
 
 
+def assert_same_alone(task, configs=CONFIGS[:3], epochs=2):
+    """Fused epochs give what the trials give alone: metrics, failures, weights, buffers and optimizers."""
+    alone, together = trainers(task, configs), trainers(task, configs)
+    fused = FusedTrainer(together)
+    failed = set()
+    for _ in range(epochs):
+        results = fused.train_epoch()
+        for one, other in zip(alone, together, strict=True):
+            try:
+                close(one.train_epoch(), results[other])
+            except ValueError as error:
+                assert str(results[other]) == str(error)
+                failed.add(one)
+    assert fused.counts == [len(configs)]
+    assert max(gap(a, b) for a, b in zip(alone, together, strict=True) if a not in failed) < 1e-10
+    return failed
+
+
+class Applied(nn.Module):
+    """A linear layer (of images: behind a convolution) whose input goes through a function."""
+
+    def __init__(self, function, images=False):
+        super().__init__()
+        self.function = function
+        self.first = nn.Conv2d(2, 4, 3) if images else nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(4 * 36 if images else FEATURES, CLASSES)
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+    def forward(self, x):
+        return self.head(self.function(self, self.first(x)).flatten(1))
+
+
+NOISES = {
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "dropout": lambda x: F.dropout(torch.ones_like(x), 0.5),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_over_images_is_drawn_in_the_order_in_which_they_lie_alone(noise, channels_last):
+    draw = NOISES[noise]
+    task = make_task(
+        lambda config: Applied(lambda model, x: x + draw(x), images=True).double(),
+        (2, 8, 8),
+        channels_last=channels_last,
+    )
+    assert_same_alone(task)
+    assert check(task, CONFIGS[:2]).ok
+
+
+DRAWN = {
+    "of what all members share": lambda model, x: x + torch.empty_like(x).normal_(),
+    "by Python": lambda model, x: x if model.training else x * random.random(),
+    "and asked for": lambda model, x: F.dropout(x, 0.3) * (1 if model.training else x.ndim + x.sum().item()),
+}
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_an_evaluation_that_draws_gives_what_it_gives_alone(drawn):
+    class Given(Applied):
+        def forward(self, x):
+            return self.head(self.function(self, x))
+
+    assert_same_alone(make_task(lambda config: Given(DRAWN[drawn]).double()))
+
+
+@pytest.mark.parametrize("metrics_on", ["set", "batch"])
+def test_a_metric_that_draws_or_fails_does_so_for_its_own_member(metrics_on):
+    def bootstrapped(output, targets):
+        if not torch.isfinite(output).all():
+            raise ValueError("Input contains NaN.")
+        rows = torch.randint(0, len(targets), (len(targets),))
+        return accuracy(output[rows], targets[rows]) + random.random()
+
+    options = {"metrics": {"accuracy": bootstrapped}, "metrics_on": metrics_on, "eval_batch_size": 16}
+    failed = assert_same_alone(make_task(**options), [{"lr": 0.1}, {"lr": 1e300}, {"lr": 0.2}])
+    assert [trainer.config["lr"] for trainer in failed] == [1e300]
+
+
+def test_a_buffer_that_the_forward_replaces_is_each_members_own():
+    def track(model, x):
+        if model.training:
+            model.mean = 0.9 * model.mean + 0.1 * x.detach().mean(0)[:CLASSES]
+        return x * model.mean.sum()
+
+    assert_same_alone(make_task(lambda config: Applied(track).double()))
+
+
 def test_each_member_keeps_its_own_schedule_and_clipping():
     def schedule(optimizer, steps, warm):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=warm, total_steps=steps)

@@ -3,6 +3,8 @@
 import copy
 import io
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,6 +279,43 @@ def test_gradients_add_up_until_they_are_dropped():
     assert_same(train)
 
 
+def test_gradients_whose_data_is_exchanged_are_those_that_count():
+    def halve(model, optimizer, loss, step):
+        for p in model.parameters():
+            p.grad.data = p.grad.data * 0.5  # the gradient is the same object as before
+
+    assert_same(lambda lane: simple(lane, each=halve))
+
+
+@pytest.mark.parametrize("how", ["dampening", "nesterov", "rmsprop"])
+def test_momentum_that_is_zero_at_times_leaves_the_buffer_alone(how):
+    def make(model):
+        if how == "rmsprop":
+            return torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.5)
+        options = {"nesterov": True} if how == "nesterov" else {"dampening": 0.2}
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, **options)
+
+    def function(lane):
+        model = net()
+        model, optimizer = lane.prepare(model, make(model))
+        losses = []
+        for step, rows in enumerate(batches(9)):
+            if how == "rmsprop":  # which makes its buffer at the first step, or never
+                rests = (False, step % 2 == 1, step > 4)[lane.number]
+            else:
+                rests = (False, step % 2 == 0, step < 5)[lane.number]
+            optimizer.param_groups[0]["momentum"] = 0.0 if rests else 0.9
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        kept = [own.get("momentum_buffer") for own in optimizer.state_dict()["state"].values()]
+        return result(model, [*losses, *(float(buffer.sum()) for buffer in kept)])
+
+    assert_same(function)
+
+
 def test_two_forwards_before_a_backward_and_two_backwards_of_one_forward():
     def train(lane):
         model = net(0.1)
@@ -478,6 +517,71 @@ def test_evaluation_at_other_times_in_each(quiet):
         return result(model, losses)
 
     assert_same(train, 3)
+
+
+class Scaled(nn.Module):
+    """Scaled by what ``read`` makes of something it holds that is neither parameter nor buffer."""
+
+    def __init__(self, held, read):
+        super().__init__()
+        self.body, self.held, self.read = net(), held, read
+
+    def forward(self, x):
+        return self.body(x) * self.read(self.held)
+
+
+def scale(by=1.0):
+    return torch.tensor(by, dtype=torch.float64)
+
+
+HELD = {
+    "a tensor": (scale, lambda held: held, lambda held: held.mul_(0.8)),
+    "a list in a dict": (
+        lambda by=1.0: {"all": [by, 2.0]},
+        lambda held: held["all"][0],
+        lambda held: held["all"].__setitem__(0, held["all"][0] * 0.8),
+    ),
+    "an object": (
+        lambda by=1.0: SimpleNamespace(by=scale(by), at=None),
+        lambda held: held.by,
+        lambda held: vars(held).update(by=held.by * 0.8),
+    ),
+    "a queue": (lambda by=1.0: deque([by]), sum, lambda held: held.append(0.1)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_what_a_model_holds_beside_its_tensors_is_each_lanes_own(kind):
+    make, read, change = HELD[kind]
+
+    def function(lane, *, apart, within=False, between=False):
+        model = Scaled(
+            make(1.0 + (apart and lane.number > 1)), lambda held: (within and change(held), read(held))[1]
+        )
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for rows in batches(4 + lane.number):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if between:
+                change(model.held)
+        return result(model, losses)
+
+    def fused(**options):
+        alone = [by_itself(lambda lane: function(lane, **options), number) for number in range(3)]
+        hub, _ = together(lambda lane: function(lane, **options))
+        for lane, (losses, _) in zip(hub.lanes, alone, strict=True):
+            assert lane.error is None
+            assert lane.result[0] == pytest.approx(losses, rel=1e-10)
+        return [lane.fused for lane in hub.lanes]
+
+    assert min(fused(apart=False)) > 2
+    assert fused(apart=True)[2] == 0  # the first two are alike
+    assert max(fused(apart=False, between=True)) == 1
+    assert max(fused(apart=False, within=True)) == 0
 
 
 def test_layers_in_modes_of_their_own_and_rates_that_change():

@@ -52,7 +52,7 @@ class Views(nn.Module):
 
 
 def masked(config):
-    layers = (nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3), nn.Dropout(0.3))
+    layers = (nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3), nn.Dropout(config.get("dropout", 0.3)))
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(288, 4))
 
 
@@ -139,6 +139,20 @@ def test_what_depends_on_the_order_of_memory_or_loses_by_it_stays_as_it_is(model
     assert not is_last(auto)
     assert metrics == expected
     assert same(auto, plain)
+
+
+def test_a_trial_that_drops_nothing_does_not_decide_for_those_that_do():
+    data = Data((IMAGES, LABELS), (IMAGES[:16], LABELS[:16]))
+    task = Task(masked, data, F.cross_entropy, batch_size=16)
+    found = []
+    for config in ({"lr": 0.05, "dropout": 0.0}, {"lr": 0.05, "dropout": 0.3}):
+        with private_randomness():
+            trainer = Trainer(task, config, seed=3)
+            found.append(trainer.train_epoch())
+    assert is_last(trainer) is False
+    layout._known.clear()
+    with private_randomness():
+        assert Trainer(task, config, seed=3).train_epoch() == found[1]
 
 
 def test_a_user_who_insists_is_told_what_to_change():

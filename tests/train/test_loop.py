@@ -379,6 +379,26 @@ def test_tuples_dicts_and_own_forwards():
     assert losses[0][-1] < losses[0][0]
 
 
+class Positioned(nn.Module):
+    """Keeps the longest table of positions it has needed so far; validation has the larger batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head, self.table = nn.Parameter(torch.ones(())), nn.Linear(6, 3), torch.zeros(0)
+
+    def forward(self, x):
+        if len(self.table) < len(x):
+            self.table = torch.arange(1.0, 1.0 + len(x)).unsqueeze(1)
+        return self.head(x) * (self.scale * self.table[: len(x)] / 100)
+
+
+def test_what_a_model_keeps_from_its_evaluation_can_be_trained_with():
+    trainer = Trainer(Task(Positioned, make_data(), F.cross_entropy, batch_size=16), {"lr": 0.1}, seed=1)
+    with private_randomness():
+        losses = [trainer.train_epoch()["loss"] for _ in range(3)]
+    assert losses[2] < losses[0]
+
+
 def test_a_language_model_and_a_lazy_one():
     tokens = torch.randint(0, 11, (64, 9), generator=torch.Generator().manual_seed(0))
     model = lambda: nn.Sequential(nn.Embedding(11, 8), nn.LazyLinear(11))  # noqa: E731

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ class Fusion:
         modules: The members' models. They stay usable: their tensors are views of the stack.
         groups: Parameter names by group of the optimizer.
         seeds: A seed for each member's generator; default: their numbers.
+        channels_last: Whether images lie so in memory where a member is alone.
 
     Raises:
         Unsupported: The models can't be fused; the text is the reason.
@@ -57,9 +59,12 @@ class Fusion:
         *,
         groups: Sequence[Sequence[str]] | None = None,
         seeds: Sequence[int] | None = None,
+        channels_last: bool = False,
     ) -> None:
         if not modules:
             raise Unsupported("There is nothing to fuse: no members.")
+        if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+            raise Unsupported("the model is a TorchScript module")
         hooked = _hooked(modules)
         if hooked is not None:
             raise Unsupported(f"{hooked} has hooks, which would see all members at once")
@@ -68,7 +73,8 @@ class Fusion:
         self.stack = Stack(modules, groups)
         numbers = range(len(modules)) if seeds is None else seeds
         device = self.stack.flat.device  # masks are drawn where they are used
-        self.draws = Draws([torch.Generator(device).manual_seed(seed) for seed in numbers])
+        made = [torch.Generator(device).manual_seed(seed) for seed in numbers]
+        self.draws = Draws(made, channels_last=channels_last)
         self.sequential: set[str] = set()
         self._training = True
         self._tune()
@@ -146,7 +152,7 @@ class Fusion:
     def keep(self, members: Sequence[int]) -> list[nn.Module]:
         """Go on with these members; returns the models of the others, standing on their own."""
         gone = self.stack.keep(members)
-        self.draws = Draws([self.draws.generators[i] for i in members])
+        self.draws = self.draws.part(members)
         self._own = [self._own[i] for i in members]
         self._tune()
         return gone
@@ -157,7 +163,7 @@ class Fusion:
         _differences([*self._own, *own])
         self.stack.add(modules)
         more = [torch.Generator(self.stack.flat.device).manual_seed(seed) for seed in seeds]
-        self.draws = Draws([*self.draws.generators, *more])
+        self.draws = Draws([*self.draws.generators, *more], channels_last=self.draws.channels_last)
         self._own += own
         for module in modules:
             module.train(self._training)
@@ -292,7 +298,7 @@ def _factors(module: nn.Module) -> tuple[float, ...]:
 
 
 def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """What each submodule holds beside tensors and submodules."""
+    """What each submodule holds beside parameters, buffers and submodules."""
     return {
         path: {
             "": _kind(sub),
@@ -300,7 +306,7 @@ def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
             **{
                 key: value
                 for key, value in vars(sub).items()
-                if key not in _INTERNAL and not key.endswith("_hooks") and not _is_tensors(value)
+                if key not in _INTERNAL and not key.endswith("_hooks")
             },
         }
         for path, sub in module.named_modules()
@@ -310,12 +316,6 @@ def _attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
 def _kind(module: nn.Module) -> type:
     """The class of a layer; torch makes another one for every layer that is parametrized (weight norm, ...)."""
     return type(module).__bases__[0] if is_parametrized(module) else type(module)
-
-
-def _is_tensors(value: Any) -> bool:
-    return isinstance(value, Tensor) or (
-        isinstance(value, list | tuple) and any(isinstance(item, Tensor | None.__class__) for item in value)
-    )
 
 
 def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, str], list[float]]:
@@ -349,7 +349,7 @@ def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, st
                 kind = facts[""]
                 if type(value) is not float or type(theirs) is not float:
                     raise Unsupported(
-                        f"members differ in {where}: {value!r} in member 0, {theirs!r} in member {number}"
+                        f"members differ in {where}: {_brief(value)} in member 0, {_brief(theirs)} in member {number}"
                     )
                 if kind.__module__.startswith("torch.nn") and name not in _PER_MEMBER.get(kind, ()):
                     raise Unsupported(
@@ -359,52 +359,80 @@ def _differences(own: Sequence[dict[str, dict[str, Any]]]) -> dict[tuple[str, st
     return {key: [float(o[key[0]][key[1]]) for o in own] for key in found}
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if a is b:
+def _brief(value: Any) -> str:
+    """A value in an error's text: of a tensor or a long list its beginning."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+_Pairs: TypeAlias = frozenset[tuple[int, int]]
+
+
+def _equal(a: Any, b: Any, seen: _Pairs = frozenset()) -> bool:
+    """Whether two members hold the same: by value, or by what is in it; ``seen``: pairs that are being compared."""
+    if a is b or (id(a), id(b)) in seen:
         return True
-    if type(a) is not type(b):
+    within = seen | {(id(a), id(b))}
+    if isinstance(a, type):
+        return isinstance(b, type) and _same_class(a, b, within)
+    if not _same_class(type(a), type(b), within) or isinstance(a, nn.Module):
         return False
+    if isinstance(a, Tensor):
+        return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and torch.equal(a, b)
+    if isinstance(a, list | tuple | deque):
+        return len(a) == len(b) and all(_equal(x, y, within) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(value, b[key], within) for key, value in a.items())
     try:
         if bool(a == b):
             return True
-    except (RuntimeError, ValueError, TypeError):
-        pass
-    if isinstance(a, type):
-        return _same_class(a, b)
+    except Exception:  # an array says so of each of its numbers, others don't like to be compared
+        if hasattr(a, "__array__") and hasattr(a, "tobytes"):
+            return (a.shape, a.dtype) == (b.shape, b.dtype) and bool((a == b).all())
     if callable(a) and hasattr(a, "__code__") and hasattr(b, "__code__"):
-        return _same_code(a, b, ())
+        return _same_code(a, b, within)
     # Plain objects of one kind (a torch generator, a lock, a config) are compared by what they hold.
-    return bool(getattr(a, "__dict__", None)) and vars(a) == vars(b)
+    return bool(getattr(a, "__dict__", None)) and _equal(vars(a), vars(b), within)
 
 
-def _same_class(a: type, b: type) -> bool:
+def _same_class(a: type, b: type, seen: _Pairs) -> bool:
     """Whether two classes are one, or what one ``class`` statement made when it ran twice (in every trial)."""
     if a is b:
         return True
     named = (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
     if not named or len(a.__bases__) != len(b.__bases__) or vars(a).keys() != vars(b).keys():
         return False
-    if not all(_same_class(mine, theirs) for mine, theirs in zip(a.__bases__, b.__bases__, strict=True)):
+    if not all(
+        _same_class(mine, theirs, seen) for mine, theirs in zip(a.__bases__, b.__bases__, strict=True)
+    ):
         return False
+    within = seen | {(id(a), id(b))}
     for name, mine in vars(a).items():
         theirs = vars(b)[name]
         for kind in ("__func__", "fget"):  # of class methods, static methods and properties
             mine, theirs = getattr(mine, kind, mine), getattr(theirs, kind, theirs)
-        same = _same_code(mine, theirs, (a, b)) if hasattr(mine, "__code__") else _equal(mine, theirs)
+        same = (_same_code if hasattr(mine, "__code__") else _equal)(mine, theirs, within)
         if not same and name not in ("__dict__", "__weakref__"):
             return False
     return True
 
 
-def _same_code(a: Any, b: Any, owners: tuple[type, ...]) -> bool:
-    """Whether two functions do the same, with the same values from around them; ``owners``: their classes."""
-    if getattr(b, "__code__", None) != a.__code__ or a.__defaults__ != b.__defaults__:
+def _same_code(a: Any, b: Any, seen: _Pairs) -> bool:
+    """Whether two functions do the same, with the same values from around them (their class, for ``super``)."""
+    if getattr(b, "__code__", None) != a.__code__:
         return False
-    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
-    return a.__kwdefaults__ == b.__kwdefaults__ and all(
-        mine.cell_contents == theirs.cell_contents or (mine.cell_contents, theirs.cell_contents) == owners
-        for mine, theirs in cells
-    )
+    around = (a.__defaults__, b.__defaults__), (a.__kwdefaults__, b.__kwdefaults__)
+    cells = zip(_contents(a), _contents(b), strict=True)
+    return all(_equal(mine, theirs, seen) for mine, theirs in (*around, *cells))
+
+
+def _contents(function: Any) -> Iterator[Any]:
+    """What a function takes from around it."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # nothing yet
+            yield None
 
 
 def _reason(error: BaseException, numbers: Sequence[tuple[nn.Module, str, Tensor, PerMember]]) -> Exception:

@@ -24,7 +24,7 @@ from penstock.core.errors import Unsupported
 from penstock.model._fuse import Fusion, _attributes, _differences, _hooked
 from penstock.model._optimize import FusedOptimizer, group_names, release
 from penstock.model._stack import _same_tensors, detach
-from penstock.model._watch import DRAWS, generators, held_by, loose, odd, same, shared
+from penstock.model._watch import DRAWS, Watch, generators, shared
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
 Signature: TypeAlias = tuple[Any, ...]
@@ -145,7 +145,7 @@ class Member:
         self._trained = [t.requires_grad for t in self._tensors]
         self._wheres: list[int] = []
         self._flags: tuple[bool, ...] = ()
-        self._facts: list[dict[str, Any]] = []
+        self._watch = Watch(())
 
     def bind(self, number: int) -> None:
         """The stack has been laid out anew."""
@@ -158,8 +158,8 @@ class Member:
 
     def watch(self) -> None:
         """Remember how the model is: what changes it later is seen."""
-        self._facts = [held_by(sub) for sub in self._modules]
-        self._flags = tuple(held["training"] for held in self._facts)
+        self._watch = Watch(self._modules)
+        self._flags = tuple(held["training"] for held in self._watch.held)
 
     def stamp(self) -> tuple[int, int]:
         """Differs once the weights have changed."""
@@ -191,15 +191,10 @@ class Member:
         flags = tuple([sub.training for sub in self._modules])
         if flags != self._flags:
             self._flags = flags
-            for held, flag in zip(self._facts, flags, strict=True):
+            for held, flag in zip(self._watch.held, flags, strict=True):
                 held["training"] = flag
-        try:
-            for sub, held in zip(self._modules, self._facts, strict=True):
-                if sub.__dict__ != held:
-                    return f"a {type(sub).__name__} has been changed: {odd(sub.__dict__, held)}"
-        except (RuntimeError, ValueError, TypeError):
-            return "an attribute of a layer has been changed"
-        return None
+        found = self._watch.odd()
+        return None if found is None else f"a {type(found[0]).__name__} has been changed: {found[1]}"
 
     @property
     def flags(self) -> tuple[bool, ...]:
@@ -278,7 +273,7 @@ class FusedLanes:
         self.checks: dict[Signature, LaneCheck] = {}
         self.flown: set[Signature] = set()
         self._template = list(self.fusion._template.modules())
-        self._facts: list[dict[str, Any]] = []
+        self._watch: Watch | None = None  # of the template
         self._flags: tuple[bool, ...] = ()
         self._last: tuple[list[Member], list[Tensor | None], list[Sequence[Tensor] | None]] | None = None
 
@@ -294,7 +289,7 @@ class FusedLanes:
             numbers = [member.number for member in kept]
             self.fusion.keep(numbers)
             self.optimizer.keep(numbers)
-            self._facts = []
+            self._watch = None
         else:
             for member in members:
                 detach(member.module)
@@ -374,7 +369,7 @@ class FusedLanes:
             given = [torch.stack(columns[at]) for at in real]
         draws = self.fusion.draws
         generators = [draws.generators[member.number] for member in chosen]
-        self._mode(flags)
+        watch = self._mode(flags)
         before = [(stacked, stacked.clone()) for stacked in self.fusion.stack.others.values()]
         try:
             with (
@@ -384,7 +379,7 @@ class FusedLanes:
             ):
                 result = self.fusion(_caller(first, real), *given, rows=rows)
             leaves, spec = pytree.tree_flatten(result)
-            _verify(leaves, self._template, self._facts)
+            _verify(leaves, watch)
         except Unsupported:
             with torch.no_grad():
                 for stacked, old in before:
@@ -425,12 +420,13 @@ class FusedLanes:
                 flight.open.append(member.boxes[-1])
             yield own
 
-    def _mode(self, flags: tuple[bool, ...]) -> None:
-        if flags != self._flags or not self._facts:
+    def _mode(self, flags: tuple[bool, ...]) -> Watch:
+        if flags != self._flags or self._watch is None:
             self._flags = flags
             for sub, flag in zip(self._template, flags, strict=True):
                 sub.training = flag
-            self._facts = [held_by(sub) for sub in self._template]
+            self._watch = Watch(self._template)
+        return self._watch
 
     # ------------------------------------------------------------ backward
 
@@ -524,9 +520,9 @@ class FusedLanes:
         if self._last is not None and len(members) == len(self.members):
             _, stacked, pieces = self._last
             if all(
-                p.grad is (None if parts is None else parts[member.number])
+                _is_row(p.grad, whole, parts, member.number)
                 for member in members
-                for p, parts in zip(member.parameters, pieces, strict=True)
+                for p, whole, parts in zip(member.parameters, stacked, pieces, strict=True)
             ):
                 return stacked
         found: list[Tensor | None] = []
@@ -598,12 +594,12 @@ class FusedLanes:
         template = list(fusion._template.modules())
         for sub, flag in zip(template, flags, strict=True):
             sub.training = flag
-        before = [held_by(sub) for sub in template]
+        watch = Watch(template)
         worst = 0.0
         drawn = generators()
         with torch.set_grad_enabled(grad), _casting(device, autocast):
             fused = pytree.tree_leaves(fusion(_caller(cut[0], real), *stacked))
-            _verify(fused, template, before)
+            _verify(fused, watch)
             if drawn != generators():
                 raise Unsupported(DRAWS)
             backs = [
@@ -645,6 +641,14 @@ class FusedLanes:
                 for name, buffer in module.named_buffers():
                     worst = max(worst, _difference(buffer, buffers[name], 1.0))
         return worst
+
+
+def _is_row(grad: Tensor | None, whole: Tensor | None, parts: Sequence[Tensor] | None, row: int) -> bool:
+    """Whether a gradient is the one that came, and lies where it lay: ``p.grad.data = ...`` keeps the object."""
+    if grad is None or whole is None or parts is None:
+        return grad is None and whole is None
+    here = whole.data_ptr() + row * whole.stride(0) * whole.element_size()
+    return grad is parts[row] and grad.data_ptr() == here
 
 
 def alike(
@@ -695,7 +699,7 @@ def unfusable(module: nn.Module) -> str | None:
     return None if hooked is None else f"{hooked} has hooks, which would see all members at once"
 
 
-def _verify(leaves: Sequence[Any], template: Sequence[nn.Module], before: Sequence[dict[str, Any]]) -> None:
+def _verify(leaves: Sequence[Any], watch: Watch) -> None:
     """The forward must have given all it has to say in what it returns.
 
     Raises:
@@ -704,13 +708,10 @@ def _verify(leaves: Sequence[Any], template: Sequence[nn.Module], before: Sequen
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise Unsupported(f"the model returns a {type(leaf).__name__}, which can't be split into members")
-    for sub, held in zip(template, before, strict=True):
-        if same(sub.__dict__, held):
-            continue
-        key = odd(sub.__dict__, held)
-        sub.__dict__.clear()
-        sub.__dict__.update({k: copy.copy(v) if loose(k, v) else v for k, v in held.items()})
-        raise shared(sub, key)
+    found = watch.odd()
+    if found is not None:
+        watch.restore()
+        raise shared(*found)
 
 
 def _caller(call: Call, real: Sequence[int]) -> Callable[..., Any]:

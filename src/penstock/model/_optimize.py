@@ -27,7 +27,7 @@ class Update:
         state: The optimizer's state by torch's names, updated in place.
         c: Coefficients by name, one column in the parameters' type, made of the hyperparameters by ``Kind.derive``.
         flags: Switches in which all members agree.
-        t: Steps done, this one included, one column of float64.
+        t: Steps done, this one included, one column of float64; of SGD, those with momentum.
     """
 
     p: Rows
@@ -56,7 +56,8 @@ def _sgd_coefficients(h: Numbers) -> dict[str, float]:
 def _sgd(u: Update) -> None:
     g = _decayed(u)
     if u.flags["moves"]:
-        buffer, momentum = u.state["momentum_buffer"], u.c["momentum"]
+        momentum = u.c["momentum"]
+        buffer = _unrested(u)
         if u.flags["dampens"]:
             weight = torch.where(
                 u.t <= 1, torch.ones_like(u.c["rest"]), u.c["rest"]
@@ -64,8 +65,22 @@ def _sgd(u: Update) -> None:
             buffer.mul_(momentum).addcmul_(g, weight)
         else:
             buffer.mul_(momentum).add_(g)
+        _rested(u, buffer)
         g = g.addcmul_(buffer, momentum) if u.flags["nesterov"] else buffer
     u.p.addcmul_(g, u.c["down"])
+
+
+def _unrested(u: Update) -> Rows:
+    """The buffer to move: a copy where members rest, whose buffers stay as they are while their momentum is 0."""
+    buffer = u.state["momentum_buffer"]
+    return buffer.clone() if u.flags["rests"] else buffer
+
+
+def _rested(u: Update, moved: Rows) -> None:
+    """Put the buffers of those that move back."""
+    if u.flags["rests"]:
+        buffer = u.state["momentum_buffer"]
+        buffer.copy_(torch.where(u.c["momentum"] == 0, buffer, moved))
 
 
 def _adam_coefficients(h: Numbers) -> dict[str, float]:
@@ -144,7 +159,8 @@ def _rmsprop(u: Update) -> None:
         root = torch.sqrt(square)
     step = g / root.add_(u.c["eps"])
     if u.flags["moves"]:
-        step = u.state["momentum_buffer"].mul_(u.c["momentum"]).add_(step)
+        step = _unrested(u).mul_(u.c["momentum"]).add_(step)
+        _rested(u, step)
     u.p.addcmul_(step, u.c["down"])
 
 
@@ -254,12 +270,14 @@ class FusedOptimizer:
             self._kind, self.reason = None, str(error)
         self._runs: dict[tuple[bool, ...], list[_Run]] = {}
         self._used: tuple[bool, ...] | None = None
+        self._moves: Tensor | None = None
         self._bound: list[list[tuple[nn.Parameter, dict[str, Any]]]] = []
         self._setup()
 
     def _setup(self) -> None:
         count = len(self.optimizers)
         device = self.stack.flat.device
+        self._moves = None
         kind = self._kind
         self._values: list[dict[str, list[float]]] = []
         self.numbers: list[dict[str, Tensor]] = []
@@ -273,7 +291,7 @@ class FusedOptimizer:
         scalar = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         if not hasattr(self, "steps"):
             self.steps = torch.zeros((count, len(self.stack.slots)), dtype=scalar)
-        for _ in self.stack.groups:
+        for _ in self.optimizers[0].param_groups:  # one may be empty, or all frozen
             self._values.append({})
             self.numbers.append({})
             self.flags.append({})
@@ -303,14 +321,15 @@ class FusedOptimizer:
             groups = [optimizer.param_groups[number] for optimizer in self.optimizers]
             now = {name: [_number(group, name) for group in groups] for name in kind.numbers}
             if now != values:
+                if [m != 0 for m in now.get("momentum", ())] != [m != 0 for m in values.get("momentum", ())]:
+                    self._moves, self._used = None, None  # who begins to move gets a buffer
                 values.update(now)
                 self._derive(kind, now, tensors)
             flags = {name: _agreed(self.optimizers, groups, name) for name in kind.flags}
             flags["decays"] = any(values["weight_decay"])
             if "momentum" in values:
-                flags["moves"] = any(values["momentum"]) or (
-                    kind.momentum in self.state and not flags.get("nesterov", False)
-                )
+                flags["moves"] = any(values["momentum"])
+                flags["rests"] = flags["moves"] and not all(values["momentum"])
                 flags["dampens"] = any(values.get("dampening", ()))
             if flags != self.flags[number]:
                 changed = True
@@ -430,11 +449,13 @@ class FusedOptimizer:
             if there is not None:
                 for name, value in own.items():
                     whole[name].index_copy_(0, there, value)
-        done = torch.tensor(used, dtype=self.steps.dtype)
-        fresh = bool((self.steps[list(members)] == 0).any())
+        done = self._done(used)
         if index is None:
+            fresh = bool(((self.steps == 0) & (done > 0)).any())
             self.steps += done
         else:
+            done = done.index_select(0, index)
+            fresh = bool(((self.steps.index_select(0, index) == 0) & (done > 0)).any())
             self.steps[index] += done
         if fresh or used != self._used:
             self._used = used
@@ -448,13 +469,21 @@ class FusedOptimizer:
         """One more step is behind the members, of those parameters that were used."""
         if self._kind is None:
             return
-        if all(used):
-            self.steps += 1
-        else:
-            self.steps += torch.tensor(used, dtype=self.steps.dtype)
+        self.steps += self._done(used)
         if used != self._used:
             self._used = used
             self.bind()
+
+    def _done(self, used: tuple[bool, ...]) -> Tensor:
+        """What a step adds to the counts; of SGD, which has a state of its momentum alone, only where it moves."""
+        if self._moves is None:
+            shape = len(self.optimizers), len(self.stack.slots)
+            self._moves = torch.ones(shape, dtype=self.steps.dtype)
+            if self._kind is not None and not self._kind.counts:
+                for number, slot in enumerate(self.stack.slots):
+                    momentum = self._values[slot.group]["momentum"]
+                    self._moves[:, number] = torch.tensor([float(m != 0) for m in momentum])
+        return self._moves if all(used) else self._moves * torch.tensor(used, dtype=self.steps.dtype)
 
     def runs(self, used: tuple[bool, ...]) -> list[_Run]:
         """Which columns are updated together: those of a group, but for parameters that got no gradient."""
@@ -491,8 +520,13 @@ class FusedOptimizer:
 
     def adopt(self, members: Sequence[int]) -> None:
         """Take over the state that these members' optimizers hold (after they loaded a checkpoint)."""
-        if self._kind is None:
+        kind = self._kind
+        if kind is None:
             return
+        if kind.momentum is not None and any(
+            own.get(kind.momentum) is not None for m in members for own in self.optimizers[m].state.values()
+        ):
+            self.state.setdefault(kind.momentum, torch.zeros_like(self.stack.flat))
         with torch.no_grad():
             for member in members:
                 for number, slot in enumerate(self.stack.slots):
@@ -504,9 +538,8 @@ class FusedOptimizer:
                             target.zero_()
                         elif value.data_ptr() != target.data_ptr():
                             target.copy_(value)
-                    step = own.get("step")
-                    started = bool(own) if step is None else 0.0
-                    self.steps[member, number] = float(started if step is None else step)
+                    started = any(value is not None for value in own.values())
+                    self.steps[member, number] = float(own.get("step", started))
         self._runs = {}
         self.bind()
 
@@ -520,14 +553,15 @@ class FusedOptimizer:
             for number, slot in enumerate(self.stack.slots):
                 if not self.steps[member, number]:
                     continue
+                p = self.stack.parameter(member, slot)
                 own: dict[str, Any] = {"step": self.steps[member, number]} if kind.counts else {}
                 momentum = self._values[slot.group].get("momentum")
                 for name, rows in self.state.items():
-                    if name == kind.momentum and momentum is not None and not momentum[member]:
+                    still = name == kind.momentum and momentum is not None and not momentum[member]
+                    if still and name not in optimizer.state.get(p, {}):
                         continue
                     own[name] = self.stack.view(rows[member], slot)
                 if own:
-                    p = self.stack.parameter(member, slot)
                     optimizer.state[p] = own
                     self._bound[member].append((p, dict(own)))
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from penstock.core.errors import Unsupported
 from penstock.model._fuse import Fusion
 from penstock.model._optimize import FusedOptimizer
-from penstock.model._watch import DRAWS, generators, held_by, odd, same, settled, shared
+from penstock.model._watch import DRAWS, Watch, generators, shared
 
 _TRIVIAL = frozenset({"detach", "alias"})
 _SHAPES = frozenset({"view", "_unsafe_view", "expand"})
@@ -131,15 +131,15 @@ class FusedStep:
         modules = list(self.fusion._template.modules())
         with self._aside():
             for _ in range(2):
-                before, drawn = [held_by(module) for module in modules], generators()
+                watch, drawn = Watch(modules), generators()
                 self._differentiate(inputs, targets)
                 if draws and drawn != generators():
                     raise Unsupported(DRAWS)
-                if settled(modules, before):
+                if watch.settled():
                     return
-            for module, held in zip(modules, before, strict=True):
-                if not same(module.__dict__, held):
-                    raise shared(module, odd(module.__dict__, held))
+            found = watch.odd()
+            if found is not None:
+                raise shared(*found)
 
     # ------------------------------------------------------------ recording
 

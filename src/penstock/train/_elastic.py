@@ -288,7 +288,7 @@ class Crew:
         was_training = model.training
         model.eval()
         try:
-            with torch.inference_mode(), trainer._autocast():
+            with torch.no_grad(), trainer._autocast():
                 for number, (inputs, targets) in enumerate(source.batches(size)):
                     if on_set and self.leads:
                         truths.append(targets)

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from penstock.core.errors import InvalidInput, PenstockError, Unsupported
 from penstock.core.trial import Config
 from penstock.model import Form, FusedOptimizer, FusedStep, Fusion, Pace, group_names
+from penstock.model._watch import DRAWS, generators
+from penstock.train._layout import lay_out
 from penstock.train._loader import Preloaded, Source, derive, order_of
 from penstock.train._loop import (
     RunLike,
@@ -28,6 +30,7 @@ from penstock.train._loop import (
     _scalar,
     private_randomness,
     random_state,
+    seed_everything,
     set_random_state,
     train,
 )
@@ -178,7 +181,9 @@ class _Group:
         task = first.task
         self.task = task
         models = [t.model for t in trainers]
-        self.fusion = Fusion(models, groups=group_names(first.model, first.optimizer))
+        self.fusion = Fusion(
+            models, groups=group_names(first.model, first.optimizer), channels_last=task.channels_last is True
+        )
         self.optimizer = FusedOptimizer(
             self.fusion.stack, [t.optimizer for t in trainers], [t.clip_norm for t in trainers]
         )
@@ -377,19 +382,26 @@ class _Group:
         source = self.trainers[0].data.val
         if source is None:
             return [{} for _ in self.trainers]
+        draws = self.fusion.draws
         if self._fused_evaluation:
+            states = [generator.get_state() for generator in draws.generators]
+            drawn, common = generators(), torch.get_rng_state()
             try:
-                return self._evaluate(source)
-            except Unsupported:
+                found = self._evaluate(source)
+                if drawn != generators() or not torch.equal(common, torch.get_rng_state()):
+                    raise Unsupported(DRAWS)  # a metric may, too
+                return found
+            except Exception:  # it can't be fused, does not fit the memory, or is one member's failure
                 self._fused_evaluation = False
-            except RuntimeError as error:
-                if not _is_memory(error):
-                    raise
-                self._fused_evaluation = False
+            for generator, state in zip(draws.generators, states, strict=True):
+                generator.set_state(state)
         results: list[dict[str, float] | Exception] = []
-        for trainer in self.trainers:
+        for member, trainer in enumerate(self.trainers):
+            # As at the start of the epoch that has just ended: its steps drew nothing from these.
+            seed_everything(derive(trainer.seed, "epoch", trainer.epoch - 1))
             try:
-                results.append(trainer.evaluate())
+                with draws.lend(member):
+                    results.append(trainer.evaluate())
             except Exception as error:
                 results.append(error)
         return results
@@ -836,6 +848,8 @@ def _check(
         source = trainer.data.train
         order = order_of(source.n, trainer.seed, 0)
         x, y = cast(next(source.batches(trainer.batch_size, order=order)))
+        if task.channels_last:
+            lay_out(trainer, (x, y), forward)  # masks over images are drawn in the order of memory
         with trainer._autocast():
             loss = task.loss(forward(trainer.model, x), y)
         loss.backward()

@@ -185,7 +185,8 @@ def _decide(
             if not haste.allows(_CHECK * took_s):
                 reason = f"the {haste.left_s or 0.0:.2g} s that are left are too short to measure in"
                 return 1, {**note, "count": 1, "reason": reason, "profiles": [], "hurried": True}
-        compared = check(task, configs[:2], device=device)
+        other = max(configs[1:], key=lambda config: sum(config.get(n) != v for n, v in configs[0].items()))
+        compared = check(task, [configs[0], other], device=device)  # two that differ in as much as any do
         note["check"] = compared.record()
         if not compared.ok:
             reason = f"fused and unfused do not agree: {compared.reason}"

@@ -284,7 +284,7 @@ def _steps(lane: Lane, member: Member) -> tuple[Callable[..., Any], Callable[...
 
 def _unfit(member: Member) -> str | None:
     optimizer = member.optimizer
-    if len(optimizer.param_groups) != len(member.group.fusion.stack.groups if member.group else ()):
+    if len(optimizer.param_groups) != len(member.group.optimizer.numbers if member.group else ()):
         return "it has got another parameter group"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return "it has step hooks"

@@ -57,13 +57,20 @@ def lay_out(trainer: Trainer, batch: Any, forward: Callable[..., Any]) -> None:
             )
         return
     seen = _known.setdefault(trainer.task, {})
-    key = (type(model), tuple((name, p.shape) for name, p in model.named_parameters()))
+    shapes = tuple((name, p.shape) for name, p in model.named_parameters())
+    key = (type(model), shapes, _settings(model))
     # The workers of one trial must look together: layers that see the whole batch speak to each other.
     known = None if trainer.crew is not None else seen.get(key)
     if known is None:
         seen[key] = _works(trainer, batch, forward, must=wanted is True)
     elif known:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _settings(model: nn.Module) -> tuple[bool, ...]:
+    """Which numbers of its layers are 0: a dropout of that rate draws nothing, so the layout is all one to it."""
+    held = (vars(layer).items() for layer in model.modules())
+    return tuple(value != 0 for items in held for _, value in items if type(value) is float)
 
 
 def _chosen(model: nn.Module) -> bool:

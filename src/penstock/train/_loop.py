@@ -220,6 +220,7 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
+        self._laid_out = False
         self._held: dict[str, float] | None = None  # of the last exploration; None: nothing is explored
 
     def _materialise(self) -> None:
@@ -320,7 +321,7 @@ class Trainer:
         schedule = self.schedule if self._per_step else None
         keep, tell = losses.append, self.on_iteration
         plain = dtype is None and scaler is None
-        if not self._checked:
+        if not (self._checked and self._laid_out):
             batches = self._check_first(batches, forward)
         for inputs, targets in batches:
             if plain:
@@ -361,14 +362,22 @@ class Trainer:
         """The batches, after a look at what loss and model make of the first."""
         for number, batch in enumerate(batches):
             if number == 0:
-                self._check_loss(batch, forward)
-                lay_out(self, batch, forward)
+                if not self._checked:
+                    self._check_loss(batch, forward)
+                if not self._laid_out:  # who comes out of a fused group is not, either
+                    lay_out(self, batch, forward)
+                    self._laid_out = True
             yield batch
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
         inputs, targets = batch
         before = random_state(self.device)
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+            (sub._buffers, key, buffer, buffer.clone())
+            for sub in self.model.modules()
+            for key, buffer in sub._buffers.items()
+            if buffer is not None
+        ]
         with torch.enable_grad(), self._autocast():
             output = forward(self.model, inputs)
             loss = self.task.loss(output, targets)
@@ -386,10 +395,11 @@ class Trainer:
             raise InvalidInput(
                 f"loss={name} gave a loss without a gradient: is it detached, or every weight frozen?"
             )
-        # The look must leave no trace: batch norm has moved its statistics and dropout the generator.
+        # The look must leave no trace: batch norm has moved its statistics and dropout the generator. The buffers
+        # themselves come back, too: in a fused group they are views of the group's.
         with torch.no_grad():
-            for key, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[key])
+            for place, key, buffer, value in places:
+                place[key] = buffer.copy_(value)
         set_random_state(before, self.device)
         self._checked = True
 
@@ -426,7 +436,8 @@ class Trainer:
         was_training = model.training
         model.eval()
         try:
-            with torch.inference_mode(), self._autocast():
+            # No inference mode: a model may keep what it makes here (positions, a mask) and train with it.
+            with torch.no_grad(), self._autocast():
                 for inputs, targets in source.batches(task.eval_batch_size):
                     count = min(task.eval_batch_size, source.n - rows)
                     output = forward(model, inputs)
@@ -464,6 +475,7 @@ class Trainer:
         )
         other.load_state(copy.deepcopy(self.state()))
         other._checked = self._checked
+        other._laid_out = self._laid_out
         other.on_iteration = self.on_iteration  # its steps are steps of the same devices
         return other
 

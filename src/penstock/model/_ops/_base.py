@@ -131,9 +131,15 @@ class Members(TorchFunctionMode):
 
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         below = [self.below(leaf) if isinstance(leaf, Tensor) else (leaf, None) for leaf in leaves]
+        plain = [at is not None and self.draws.contiguous(leaf.movedim(at, 0)) for leaf, at in below]
         results = []
         for member in range(self.count):
             own = [leaf if at is None else leaf.select(at, member) for leaf, at in below]
+            if random:  # in the order in which it lies alone
+                own = [
+                    leaf.contiguous() if isinstance(leaf, Tensor) and flat else leaf
+                    for leaf, flat in zip(own, plain, strict=True)
+                ]
             a, k = pytree.tree_unflatten(own, spec)
             if random:
                 with self.draws.lend(member):

@@ -52,11 +52,13 @@ class Draws:
 
     Attributes:
         generators: One per member.
+        channels_last: Whether images lie so in memory where a member is alone.
         opaque: Something was drawn that a recording can't repeat.
     """
 
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, generators: Sequence[torch.Generator], *, channels_last: bool = False) -> None:
         self.generators = list(generators)
+        self.channels_last = channels_last
         self.opaque = False
         self.wanted: list[Wanted] = []
         self._given: Iterator[Tensor] | None = None
@@ -70,7 +72,7 @@ class Draws:
 
     def part(self, members: Sequence[int]) -> Draws:
         """Those of some members, for one call."""
-        made = Draws([self.generators[i] for i in members])
+        made = Draws([self.generators[i] for i in members], channels_last=self.channels_last)
         made._late = self._late
         return made
 
@@ -85,11 +87,27 @@ class Draws:
         if self._given is not None:
             return next(self._given)
         sizes = tuple(like.shape[1:] if shape is None else shape)
-        strides = _strides(sizes) if shape is not None else _alone(like)
+        strides = _strides(sizes) if shape is not None else self.strides(like)
         wanted = Wanted(sizes, strides, tuple(p), like.dtype, like.device)
         if self._recording:
             self.wanted.append(wanted)
         return self.draw(wanted)
+
+    def strides(self, like: Tensor) -> tuple[int, ...]:
+        """The strides a member's part of ``like`` has when it is alone: numbers are drawn in the order of memory.
+
+        Members side by side in the channels of a convolution lie channels last; alone they lie as torch made them.
+        """
+        shape = tuple(like.shape[1:])
+        plain = _strides(shape)
+        if len(shape) in (4, 5) and like.stride(2) == 1 and not self.channels_last:
+            return plain
+        own = like.select(0, 0)
+        return plain if own.is_contiguous() else torch.empty_like(own).stride()
+
+    def contiguous(self, like: Tensor) -> bool:
+        """Whether a member's part of ``like`` lies row by row when it is alone."""
+        return self.strides(like) == _strides(like.shape[1:])
 
     def draw(self, wanted: Wanted) -> Tensor:
         """Masks over the probability to be kept."""
@@ -167,16 +185,3 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(1, size))
     return tuple(reversed(strides)) if shape else ()
-
-
-def _alone(like: Tensor) -> tuple[int, ...]:
-    """The strides a member's activations have when it is alone: masks are drawn in the order of memory.
-
-    Members side by side in the channels of a convolution lie channels last; alone they lie as torch made them.
-    """
-    shape = tuple(like.shape[1:])
-    plain = _strides(shape)
-    if len(shape) in (4, 5) and like.stride(2) == 1:
-        return plain
-    own = like.select(0, 0)
-    return plain if own.is_contiguous() else torch.empty_like(own).stride()

@@ -98,9 +98,13 @@ def _filling(function: Any) -> Callable[..., Any]:
             )
         if kwargs.get("generator") is not None:
             raise refuse(f"{function.__name__} draws from a generator of the model's own")
+        strides = members.draws.strides(stacked)
         for member in range(members.count):
+            own = stacked[member]
+            # Alone it has no gaps for the others in it, and where there are any torch draws in another order.
+            filled = torch.empty_strided(own.shape, strides, dtype=own.dtype, device=own.device)
             with members.draws.lend(member):
-                function(stacked[member], *args, **kwargs)
+                own.copy_(function(filled, *args, **kwargs))
         return x
 
     return fill
