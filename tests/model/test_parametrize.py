@@ -399,3 +399,123 @@ def test_a_twin_keeps_what_values_scatter_around_and_what_is_not_trained():
         made.slow.copy_(torch.linspace(1, 4, 64))
     table.initialise(made)
     assert torch.equal(made.slow, torch.linspace(1, 4, 64))
+
+
+class Norms(nn.Module):
+    """Weights whose length matters and weights whose length does not."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.stem = nn.Linear(12, width)
+        names = ("before", "bare", "both", "joined", "frozen", "shown", "twice")
+        self.parts = nn.ModuleDict({name: nn.Linear(width, width, bias=False) for name in names})
+        self.norms = nn.ModuleDict({name: nn.BatchNorm1d(width) for name in names})
+        self.out = nn.Linear(width, 5)
+
+    def forward(self, x):
+        made, x = {}, self.stem(x)
+        for name, part in self.parts.items():
+            norm, y = self.norms[name], part(x)
+            if name == "bare":
+                x = F.relu(y)
+            elif name == "both":
+                x = norm(y) + y
+            elif name == "joined":
+                x = norm(y) + torch.cat([y, x], 1).mean()
+            elif name == "frozen":
+                x = F.batch_norm(y, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+            elif name == "twice":
+                x = norm(y) + part(norm(y))
+            else:
+                x = norm(y)
+                made[name] = y
+        return self.out(x), made["shown"]
+
+
+def test_weights_may_grow_where_only_batch_norms_see_what_they_make():
+    wide, twin = Norms(32), Norms(8)
+    table, base = parametrize(wide, twin, inputs=nets.vectors())
+    assert {name for name, rule in table.rules.items() if rule.growth != 1} == {"parts.before.weight"}
+    assert table.rules["parts.before.weight"].growth == 1 / 4
+    assert all(rule.growth == 1 for rule in base.rules.values())
+
+
+def normed(width):
+    return nn.Sequential(
+        nn.Linear(12, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, 5),
+    ).double()
+
+
+def test_a_step_of_adam_keeps_its_direction_and_a_share_of_the_length_it_adds():
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 12).double(), torch.randint(0, 5, (64,))
+    wide, twin = normed(64), normed(8)
+    table, _ = parametrize(wide, twin, inputs=x)
+    optimizer = torch.optim.Adam(table.initialise(twin, adam=True) and table.groups(twin), lr=0.01, eps=1e-30)
+    scale_groups(optimizer)
+    first, last = twin[3].weight.detach().clone(), twin[6].weight.detach().clone()
+    F.cross_entropy(twin(x), y).backward()
+    signs, signs_last = twin[3].weight.grad.sign(), twin[6].weight.grad.sign()
+    optimizer.step()
+    whole = first - 8 * 0.01 * signs  # Adam's first step is its rate in every weight
+    length = (7 * first.square().sum() + whole.square().sum()) / 8
+    torch.testing.assert_close(twin[3].weight.detach(), whole * (length / whole.square().sum()).sqrt())
+    torch.testing.assert_close(twin[6].weight.detach(), last - 8 * 0.01 * signs_last)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.NAdam])
+def test_decoupled_decay_is_no_growth(make):
+    weight = nn.Parameter(torch.randn(6, 6).double())
+    first = weight.detach().clone()
+    more = {} if make is torch.optim.AdamW else {"decoupled_weight_decay": True}
+    optimizer = make(
+        [{"params": [weight], "lr_scales": (1, 4), "growth": 1 / 4}], lr=0.1, weight_decay=0.2, **more
+    )
+    scale_groups(optimizer)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), first * (1 - 0.1 * 0.2))
+
+
+def test_weights_before_a_norm_get_longer_as_the_models_do():
+    """On random labels, where gradients are noise; without the correction it would be eight times as fast."""
+    x, y = torch.randn(3200, 12).double(), torch.randint(0, 5, (3200,))
+
+    def growth(width, corrected=True):
+        torch.manual_seed(1)
+        wide, model = normed(64), normed(width)
+        table, _ = parametrize(wide, normed(8), inputs=x[:8])
+        groups = [{"params": list(model.parameters())}]
+        if width != 64:
+            groups = table.groups(table.initialise(model, adam=True))
+            groups = groups if corrected else [{**group, "growth": 1.0} for group in groups]
+        optimizer = torch.optim.Adam(groups, lr=0.003)
+        scale_groups(optimizer)
+        before = model[3].weight.detach().square().sum()
+        for batch in range(0, 3200, 32):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[batch : batch + 32]), y[batch : batch + 32]).backward()
+            optimizer.step()
+        return float(model[3].weight.detach().square().sum() / before) - 1
+
+    wide = growth(64)
+    assert growth(8) == pytest.approx(wide, rel=0.3)
+    assert growth(8, corrected=False) > 4 * wide
+
+
+def test_sgd_and_the_full_model_have_no_such_share():
+    wide, twin = normed(64), normed(8)
+    table, base = parametrize(wide, twin, inputs=nets.vectors().double())
+    for optimizer in (
+        torch.optim.SGD(table.groups(twin), lr=0.1),
+        torch.optim.Adam(base.groups(wide), lr=0.1),
+    ):
+        scale_groups(optimizer)
+        assert not optimizer._optimizer_step_post_hooks
+        assert not any("growth" in group for group in optimizer.param_groups)

@@ -148,6 +148,57 @@ def test_fused_twins_train_like_twins_alone(optimizer, config, doubles):
         assert results[trainer] == pytest.approx(expected, rel=1e-8)
 
 
+def normed(config):
+    return nn.Sequential(
+        nn.Linear(12, 32),
+        nn.BatchNorm1d(32),
+        nn.ReLU(),
+        nn.Linear(32, 32),
+        nn.BatchNorm1d(32),
+        nn.Linear(32, 5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "config", "fuses"),
+    [
+        (torch.optim.Adam, {"weight_decay": 0.01}, True),
+        (torch.optim.AdamW, {"weight_decay": 0.5}, True),
+        (torch.optim.RMSprop, {"momentum": 0.5}, True),
+        (torch.optim.NAdam, {}, False),
+    ],
+)
+def test_weights_before_a_norm_grow_fused_as_they_do_alone(optimizer, config, fuses, doubles):
+    data = pk.Data((X[:64].double(), Y[:64]), (X[64:].double(), Y[64:]))
+    task = pk.Task(normed, data, F.cross_entropy, batch_size=16, epochs=2, optimizer=optimizer)
+    twin = task.narrowed(pk.Shrink(4))
+    rates = [0.003, 0.01, 0.02]
+    alone = [train(twin, {"lr": lr, **config}, seed=i)[0] for i, lr in enumerate(rates)]
+    assert any(group.get("growth") == 1 / 4 for group in alone[0].optimizer.param_groups)
+    with private_randomness():
+        trainers = [Trainer(twin, {"lr": lr, **config}, seed=i) for i, lr in enumerate(rates)]
+        fused = FusedTrainer(trainers, compile=False)
+        for _ in range(2):
+            fused.train_epoch()
+    assert not fused.reasons, fused.reasons
+    assert [group.optimizer.reason is None for group in fused._groups] == [fuses]
+    for own, other in zip(alone, trainers, strict=True):
+        for name, value in own.model.named_parameters():
+            if name not in ("0.bias", "3.bias"):  # before a norm their gradients are rounding errors
+                torch.testing.assert_close(other.model.get_parameter(name), value, rtol=1e-10, atol=1e-10)
+
+
+def test_weights_before_a_norm_grow_on_after_a_checkpoint():
+    twin = vector_task(normed, optimizer=torch.optim.Adam).narrowed(pk.Shrink(4))
+    whole, metrics = train(twin, {"lr": 0.01}, epochs=2)
+    half, _ = train(twin, {"lr": 0.01}, epochs=1)
+    with private_randomness():
+        again = Trainer(twin, {"lr": 0.01}, seed=1)
+        again.load_state(copy.deepcopy(half.state()))
+        assert again.train_epoch() == metrics[1]
+    assert torch.equal(again.model[3].weight, whole.model[3].weight)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import Unsupported
+from penstock.model._growth import only_growth, shortening, squared
 from penstock.model._stack import Stack
 
 Rows: TypeAlias = Tensor
@@ -394,7 +395,9 @@ class FusedOptimizer:
             cut = slice(run.start, run.stop)
             state = {name: rows_[:, cut] for name, rows_ in self.state.items()}
             t = self.steps[:, run.slot : run.slot + 1].to(rows.device, torch.float64) + 1.0
-            kind.kernel(
+            self._update(
+                kind,
+                run,
                 Update(
                     self.stack.flat[:, cut],
                     rows[:, cut],
@@ -402,8 +405,23 @@ class FusedOptimizer:
                     self.numbers[run.group],
                     self.flags[run.group],
                     t,
-                )
+                ),
             )
+
+    def _update(self, kind: Kind, run: _Run, u: Update) -> None:
+        """Run the kernel; weights of a group with a ``growth`` get longer by that share only (``Growth``)."""
+        share = float(self.optimizers[0].param_groups[run.group].get("growth", 1.0))
+        if share == 1:
+            kind.kernel(u)
+            return
+        slots = [slot for slot in self.stack.slots if run.start <= slot.start < run.stop]
+        parts = [u.p[:, slot.start - run.start : slot.stop - run.start] for slot in slots]
+        before = [squared(part) for part in parts]
+        if u.flags.get("decoupled") and u.flags["decays"]:
+            before = [length * u.c["shrink"].square() for length in before]
+        kind.kernel(u)
+        for part, length in zip(parts, before, strict=True):
+            part.mul_(shortening(length, squared(part), share))
 
     @torch.no_grad()
     def step_members(self, gradients: Sequence[Tensor | None], members: Sequence[int]) -> None:
@@ -445,7 +463,7 @@ class FusedOptimizer:
             own = whole if there is None else {name: w.index_select(0, there) for name, w in whole.items()}
             state = {name: value for name, value in own.items() if name}
             t = t.to(flat.device, torch.float64) + 1.0
-            kind.kernel(Update(own[""], rows[:, cut], state, numbers, self.flags[run.group], t))
+            self._update(kind, run, Update(own[""], rows[:, cut], state, numbers, self.flags[run.group], t))
             if there is not None:
                 for name, value in own.items():
                     whole[name].index_copy_(0, there, value)
@@ -628,12 +646,15 @@ def _kind(optimizers: Sequence[torch.optim.Optimizer]) -> Kind:
     if len(shapes) > 1:
         raise Unsupported("members' optimizers have different parameter groups")
     for optimizer in optimizers:
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+        if not all(only_growth(list(each.values())) for each in hooks):
             raise Unsupported("an optimizer has step hooks")
         if any(group.get("differentiable") for group in optimizer.param_groups):
             raise Unsupported("an optimizer is differentiable")
     for number in range(len(optimizers[0].param_groups)):
         groups = [optimizer.param_groups[number] for optimizer in optimizers]
+        if len({group.get("growth", 1.0) for group in groups}) > 1:
+            raise Unsupported("members' weights may grow by different shares")
         for flag in found.flags:
             _agreed(optimizers, groups, flag)
     return found

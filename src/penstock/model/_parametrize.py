@@ -21,6 +21,8 @@ Scaling attention by 1/d instead of 1/sqrt(d) multiplies queries by sqrt(1/n): w
 is a learning rate (/ sqrt(n) for Adam, / n for SGD), so nothing in the forward pass changes. Only a weight that is
 both embedding and output needs a multiplier of its own.
 
+Weights before a batch norm have, with Adam, a share n of the squared length that steps add to them (``_growth``).
+
 The table is kept beside the model, by parameter name: state dicts, checkpoints, schedules and fusion need no
 special code for it.
 """
@@ -39,6 +41,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import InvalidInput
 from penstock.model._dims import _tensors
+from penstock.model._growth import Growth
 from penstock.model._shrink import compare
 
 QUERIES = frozenset(
@@ -58,6 +61,9 @@ _HEAD_SIZES = (
 )
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h", "n_h")
 
+_NORMS = frozenset({"batch_norm", "instance_norm"})
+_READS = frozenset({"dim", "size", "get", "numel", "len", "data_ptr", "is_floating_point"})
+
 SGD_LIKE = ("SGD", "ASGD")
 ADAM_LIKE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "Adagrad")
 
@@ -73,6 +79,7 @@ class Rule:
         fan_out: Full / narrow size of what it makes.
         sgd: Learning-rate multiplier for optimizers whose step is linear in the gradient.
         adam: The same for those that normalise it.
+        growth: With those: the share of what a step adds to its squared length that stays. Below 1 before a norm.
         std: Standard deviation to start with; None: as it is.
         mean: What it scatters around, where that is not zero (the lengths of a weight norm, a row of time constants).
         value: Constant to start with, where there is no deviation.
@@ -85,6 +92,7 @@ class Rule:
     fan_out: float = 1.0
     sgd: float = 1.0
     adam: float = 1.0
+    growth: float = 1.0
     std: float | None = None
     mean: float = 0.0
     value: float | None = None
@@ -160,14 +168,14 @@ class Table:
 
         ``scale_groups`` applies the multipliers once the optimizer is there and its kind is known.
         """
-        found: dict[tuple[float, float], list[nn.Parameter]] = {}
+        found: dict[tuple[float, float, float], list[nn.Parameter]] = {}
         plain = Rule("fixed")
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 rule = self.rules.get(name, plain)
-                found.setdefault((rule.sgd, rule.adam), []).append(parameter)
-        order = sorted(found, key=lambda key: (key != (1.0, 1.0), key))
-        return [{"params": found[key], "lr_scales": key} for key in order]
+                found.setdefault((rule.sgd, rule.adam, rule.growth), []).append(parameter)
+        order = sorted(found, key=lambda key: (key != (1.0, 1.0, 1.0), key))
+        return [{"params": found[key], "lr_scales": key[:2], "growth": key[2]} for key in order]
 
 
 def scale_groups(optimizer: torch.optim.Optimizer) -> None:
@@ -185,6 +193,10 @@ def scale_groups(optimizer: torch.optim.Optimizer) -> None:
             group["lr"] = float(group["lr"]) * scale
         if group.get("weight_decay"):
             group["weight_decay"] = group["weight_decay"] / scale
+        if not adam or group.get("growth") == 1:
+            group.pop("growth", None)
+    if any("growth" in group for group in optimizer.param_groups):
+        Growth(optimizer)
 
 
 @final
@@ -335,8 +347,9 @@ def _rule(name: str, ratio: tuple[float, ...], weight: Tensor, shape: _Shape) ->
             "output", fan_in, fan_out, sgd=fan_in, adam=fan_in, std=start, value=value, zero=int(last)
         )
     start = None if std is None else std * math.sqrt(fan_in)
+    growth = 1 / fan_in if name in shape.normed else 1.0
     return Rule(
-        "hidden", fan_in, fan_out, sgd=fan_in / fan_out, adam=fan_in, std=start, mean=mean, value=value
+        "hidden", fan_in, fan_out, fan_in / fan_out, fan_in, growth, std=start, mean=mean, value=value
     )
 
 
@@ -458,7 +471,7 @@ def unpack(layer: nn.Module) -> None:
 
 @final
 class _Shape:
-    """Which dimension of each weight it sums over and which it makes, and which weights make the output."""
+    """Which dimension of each weight it sums over and which it makes; which make the output, or are only normed."""
 
     def __init__(self, model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any) -> None:
         self.roles: dict[str, tuple[int | None, int | None]] = {}
@@ -500,6 +513,7 @@ class _Shape:
                 self.roles[name] = role
         direct = {made[t.data_ptr()] for t in _tensors(output) if t.data_ptr() in made}
         self.last = direct or set(order[-1:]) or set(follow.order[-1:])
+        self.normed = follow.normed(output)
 
 
 def _role(module: nn.Module) -> tuple[int | None, int | None]:
@@ -522,6 +536,14 @@ class _Uses(torch.overrides.TorchFunctionMode):
         self._names = names
         self.roles: dict[str, tuple[int | None, int | None]] = {}
         self.order: list[str] = []
+        self._made: dict[int, tuple[str, Tensor]] = {}  # the tensor is kept: its id must stay its own
+        self._normed: set[str] = set()
+        self._else: set[str] = set()
+
+    def normed(self, output: Any) -> set[str]:
+        """Weights whose length no one takes notice of: what they make goes into batch norms, and nowhere else."""
+        shown = {self._made[id(each)][0] for each in _tensors(output) if id(each) in self._made}
+        return self._normed - self._else - shown
 
     def __torch_function__(
         self,
@@ -538,7 +560,26 @@ class _Uses(torch.overrides.TorchFunctionMode):
             self._see(args[1], (args[1].dim() - 2, args[1].dim() - 1))
         elif name == "embedding" and len(args) > 1:
             self._see(args[1], (0, 1))
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        self._follow(name, args, kwargs or {}, made)
+        return made
+
+    def _follow(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any) -> None:
+        """Note where what a weight makes goes."""
+        if name in _READS:
+            return
+        # Both norms say in sixth place whether they take the batch's own mean and variance.
+        own = args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))
+        norms = name in _NORMS and bool(own)
+        weighs = name == "linear" or name.startswith("conv")
+        for each in _tensors((args, kwargs)):
+            if id(each) in self._made:
+                (self._normed if norms and each is args[0] else self._else).add(self._made[id(each)][0])
+            if id(each) in self._names:
+                if weighs and len(args) > 1 and each is args[1] and isinstance(made, Tensor):
+                    self._made[id(made)] = self._names[id(each)], made
+                else:
+                    self._else.add(self._names[id(each)])
 
     def _see(self, weight: Any, role: tuple[int, int]) -> None:
         name = self._names.get(id(weight))

@@ -219,7 +219,14 @@ def check(task: Task, config: Config, *, threads: int | None = None) -> tuple[Co
 def describe(table: Table) -> list[Mapping[str, Any]]:
     """The side table as rows, for people and the journal."""
     return [
-        {"parameter": name, "kind": rule.kind, "sgd_lr": rule.sgd, "adam_lr": rule.adam, "std": rule.std}
+        {
+            "parameter": name,
+            "kind": rule.kind,
+            "sgd_lr": rule.sgd,
+            "adam_lr": rule.adam,
+            "growth": rule.growth,
+            "std": rule.std,
+        }
         for name, rule in table.rules.items()
     ]
 
