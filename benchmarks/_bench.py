@@ -13,6 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Every process that is started would compile its imports anew, which is told of as slowness of whoever starts more.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 RESULTS = Path(os.environ.get("PENSTOCK_RESULTS") or Path(__file__).parent / "results")
 """Where results are kept: a rehearsal (``python -m benchmarks.all --rehearse``) has a folder of its own."""
 

@@ -8,7 +8,13 @@ import sys
 _PROGRAM = """
 import sys
 import torch
+from penstock.model._growth import Growth
 from penstock.model._light import step, without_compiler
+
+def normed(p):  # as a twin's optimizer has them before a norm
+    made = torch.optim.Adam([{"params": p, "growth": 0.125}], lr=0.1)
+    Growth(made)
+    return made
 
 makers = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -21,6 +27,7 @@ makers = {
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
     "Adadelta": lambda p: torch.optim.Adadelta(p),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01),
+    "with growth": normed,
 }
 
 class Own(torch.optim.SGD):  # of the user's: its step is nobody else's business
@@ -43,6 +50,7 @@ with without_compiler():
 assert "torch._dynamo" not in sys.modules, "the compiler was imported"
 left = [m for m in vars(torch.optim.Optimizer).values() if hasattr(getattr(m, "__wrapped__", None), "__dynamo_disable")]
 assert not left, "torch is left as it was"
+assert not torch.equal(light["with growth"], trained(lambda p: torch.optim.Adam(p, lr=0.1), lambda o: o.step())[0])
 for name, make in makers.items():
     assert torch.equal(light[name], trained(make, lambda o: o.step())[0]), name
 assert "torch._dynamo" in sys.modules, "torch imports it by itself: else this module is needed no more"

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from penstock.model._growth import only_growth
+
 _TOLD = "__dynamo_disable"  # where torch keeps a method of which its compiler knows that it is not to look into it
 _COMPILER = "torch._dynamo"
 
@@ -42,16 +44,24 @@ def without_compiler() -> Iterator[None]:
 def step(optimizer: torch.optim.Optimizer) -> None:
     """``optimizer.step()``, without importing torch's compiler where nothing but its wrappers would.
 
-    An optimizer with hooks, or whose ``step`` an lr scheduler counts, steps as ever.
+    An optimizer of the user's own, with hooks other than ours, or whose ``step`` an lr scheduler counts, steps as ever.
     """
+    before, after = (
+        list(hooks.values())
+        for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    )
     plain = type(optimizer).__module__.startswith("torch.optim.") and "step" not in vars(optimizer)
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if _COMPILER in sys.modules or not plain or hooks or optimizer.defaults.get("differentiable"):
+    plain = plain and only_growth([*before, *after]) and not optimizer.defaults.get("differentiable")
+    if _COMPILER in sys.modules or not plain:
         optimizer.step()
         return
     inner: Any = inspect.unwrap(type(optimizer).step)
+    for hook in before:
+        hook(optimizer, (), {})
     with torch.no_grad():
         inner(optimizer)
+    for hook in after:
+        hook(optimizer, (), {})
 
 
 __all__ = ["step", "without_compiler"]
