@@ -85,7 +85,7 @@ def resnet(config, width=64):
 
 
 def wide_resnet(config, width=128):
-    """Its twin has 16 channels. The 8 of ``resnet``'s are too few to tell the configurations apart with Adam."""
+    """Its twin has 16 channels."""
     return resnet(config, width)
 
 
