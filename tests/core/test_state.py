@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core import (
+    Checkpoint,
     Dropped,
     Ended,
     Event,
@@ -255,3 +256,19 @@ def test_an_epoch_that_was_run_again_is_spent_twice_and_compared_once() -> None:
     assert killed.energy.joules == 16.0
     assert killed.once
     assert not StudyState.of([SessionOpened(0.0), opened]).once  # begun by an earlier release
+
+
+@pytest.mark.parametrize(("reports", "trained"), [([5, 6], 2), ([6], 2), ([1, 2, 3, 4, 5], 5)])
+def test_epochs_of_the_trial_that_another_was_copied_from_count_once(
+    reports: list[int], trained: int
+) -> None:
+    """As PBT replaces a member that failed; where no checkpoint was saved, it starts from the beginning."""
+    first = Segment(Trial(0, {}, 0), until=4)
+    copy = Segment(Trial(1, {}, 1, 0), start=4, until=8, copy_from=Checkpoint(0, 4))
+    events = [SessionOpened(0.0), Submitted(0.0, 1, (first,)), Started(0.0, 0, shares=(Share("cpu:0"),))]
+    events += [Reported(1.0, 0, epoch, {"loss": 1.0}) for epoch in (1, 2, 3, 4)]
+    events += [Submitted(2.0, 1, (copy,)), Started(2.0, 1, start=4, shares=(Share("cpu:0"),))]
+    events += [Reported(3.0, 1, epoch, {"loss": 1.0}) for epoch in reports]
+    state = StudyState.of(events)
+    state.validate()
+    assert state.epochs == 4 + trained

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -83,8 +84,14 @@ def outcome(state):
 def test_no_epoch_before_a_checkpoint_is_run_twice(tmp_path):
     """Every epoch saves, so after one kill at most the epochs in flight (one per slot) run again."""
     code, _ = drive(tmp_path, "once", kill_after_s=0.1)
+    left = str(pk.Study.load(tmp_path / "once.db"))
+    told = re.search(
+        r"^  open    latest news of (\S+ \S+); it runs, or its driver died and it can be resumed$", left, re.M
+    )
+    assert abs(time.mktime(time.strptime(told[1], "%Y-%m-%d %H:%M:%S")) - time.time()) < 60
     code, errors = drive(tmp_path, "once")
     assert code == 0, errors
+    assert "  open  " not in str(pk.Study.load(tmp_path / "once.db"))
     lines = (tmp_path / "once.log").read_text().split("\n")[:-1]
     again = len(lines) - len(set(lines))
     assert again <= 2

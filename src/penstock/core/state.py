@@ -312,7 +312,8 @@ class StudyState:
             record.train_s += event.train_s
         if event.epoch <= record.epoch:
             return False
-        self.epochs += event.epoch - record.epoch
+        copied = not record.reports and record.segment.copy_from is not None  # those epochs are another's
+        self.epochs += max(1, event.epoch - (record.segment.start if copied else record.epoch))
         record.epoch = event.epoch
         record.once_s += event.train_s or 0.0
         self._count_once(record, event.energy)
@@ -375,8 +376,8 @@ class StudyState:
             assert epochs == sorted(set(epochs)), f"trial {record.id}: epochs {epochs} not increasing"
             assert record.epoch == (epochs[-1] if epochs else 0)
         assert tally == self.counts, f"{tally} != {self.counts}"
-        assert self.epochs == sum(record.epoch for record in self.trials.values())
         assert self.reports == sum(len(record.reports) for record in self.trials.values())
+        assert self.reports <= self.epochs <= sum(record.epoch for record in self.trials.values())
 
 
 def summary(state: StudyState) -> dict[str, Any]:

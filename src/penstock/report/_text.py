@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from penstock.core import Measurement, StudyState, TrialRecord, TrialStatus
@@ -66,7 +67,16 @@ def summary_text(
         detail = f" ({state.closed.detail})" if state.closed.detail else ""
         later = "; it can be resumed" if kept else ""
         lines.append(f"  left    {state.closed.reason}{detail}{later}")
+    if state.closed is None and state.sessions and kept:
+        lines.append(f"  open    {_news_text(state.last_s)}it runs, or its driver died and it can be resumed")
     return "\n".join(lines)
+
+
+def _news_text(time_s: float) -> str:
+    """When a study was last heard of; nothing where its time is not that of the day."""
+    if not 1e9 < time_s < 1e11:
+        return ""
+    return f"latest news of {datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M:%S}; "
 
 
 def _error_lines(record: TrialRecord) -> list[str]:
