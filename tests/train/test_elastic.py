@@ -15,8 +15,10 @@ from torch.nn import functional
 import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.train._checkpoint import FileCheckpoints, Report
-from penstock.train._elastic import _loss_by_parts, _norm_forward, joined, most_devices
+from penstock.train._elastic import Crew, _loss_by_parts, _norm_forward, joined, most_devices
+from penstock.train._loop import Trainer
 from penstock.train._worker import Settings, Spec, execute
+from penstock.train._world import World
 
 EPOCHS = 6
 
@@ -227,6 +229,72 @@ def test_a_look_at_the_loss_tells_means_from_others_and_leaves_no_trace(loss: An
     if loss is summed:
         # Of parts of a third each, the sums have a third of the whole one on average, but for rows that are left over.
         assert found[0] / found[1] == pytest.approx(3, rel=0.02)
+
+
+class Attentive(nn.Module):
+    """Dropout where nobody can draw it for the whole batch: within torch's attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lift = nn.Linear(8, 4 * width)
+        self.layer = nn.TransformerEncoderLayer(4 * width, 2, 16, 0.3, batch_first=True)
+        self.last = nn.Linear(4 * width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(self.lift(x.squeeze(1))).mean(1))
+
+
+def test_a_model_that_draws_for_its_part_alone_trains_as_one_worker_does(tmp_path: Path) -> None:
+    work = task()
+    work.model = Attentive
+    alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)])
+    spread, other = train(work, tmp_path / "spread", [(2, EPOCHS)])
+    same(alone, spread)
+    same(state["model"], other["model"])
+
+
+class Given(nn.Module):
+    """Puts its input through a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.last = function, nn.Linear(64, 3)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.function(self, x.flatten(1)))
+
+
+def averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.mean = 0.9 * model.mean + 0.1 * x.mean(0)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda model, x: functional.dropout(x, 0.3), None),
+        (lambda model, x: x * torch.rand(1), None),  # one number for all
+        (lambda model, x: x + torch.randn_like(x), "other random numbers"),
+        (lambda model, x: x - x.mean(0), "mixes the rows"),
+        (lambda model, x: x.view(101, 64), "fails on a part of a batch of 101"),
+        (averaged, "updates its buffer mean"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_look_at_the_model_tells_parts_from_the_whole_and_leaves_no_trace(
+    rank: int, function: Any, words: str | None
+) -> None:
+    trainer = Trainer(task(), CONFIG, seed=3, model=Given(function))
+    inputs, _ = data().train
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    crew = Crew(World(rank, 2))
+    with crew._whole_batches(trainer.model):
+        found = crew._odd_forward(trainer, inputs, len(inputs))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    same(trainer.model.state_dict(), before)
+    assert found is None if words is None else words in str(found)
 
 
 def test_who_can_spread() -> None:

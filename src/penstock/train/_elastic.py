@@ -179,7 +179,7 @@ class Crew:
                 rows = _rows(inputs)
                 part = 1.0
                 if rows >= size and self._divides is None:
-                    self._look_at_loss(trainer, inputs, targets, rows)
+                    self._look_at_parts(trainer, inputs, targets, rows)
                 if rows >= size and self._divides:
                     begin, end = rank * rows // size, (rank + 1) * rows // size
                     inputs, targets = _cut(inputs, begin, end, rows), _cut(targets, begin, end, rows)
@@ -210,24 +210,69 @@ class Crew:
                 if tell is not None:
                     tell(rows)
 
-    def _look_at_loss(self, trainer: Trainer, inputs: Any, targets: Any, rows: int) -> None:
-        """See, once, whether the loss of a batch is the mean of those of its parts: only then the steps are the same.
+    def _look_at_parts(self, trainer: Trainer, inputs: Any, targets: Any, rows: int) -> None:
+        """See, once, whether a batch may be trained in parts: only then the steps are the same.
 
-        Says so where it is not (a sum, a mean weighted by classes, a comparison of rows with each other).
+        The loss must be the mean of those of the parts (no sum, no mean weighted by classes, no comparison of rows with
+        each other), and a part must go through the model as it does within the whole. Says so where it is not.
         """
+        text = None
         found = _loss_by_parts(trainer, inputs, targets, rows, self.world.size)
-        self._divides = bool(
-            self.agree(found is None)
-        )  # the lead's word: the others may round in another way
-        if found is not None and self.leads and self.note is not None:
+        if found is not None:
             loss = trainer.task.loss
             name = getattr(loss, "__name__", type(loss).__name__)
             text = (
-                f"Trials do not spread over devices: loss={name} of a batch of {rows} is {found[0]:.6g}, but its parts "
-                f"have {found[1]:.6g} on average, so several workers would train another model than one. Give a loss "
-                'that is a mean over the batch (reduction="mean").'
+                f"loss={name} of a batch of {rows} is {found[0]:.6g}, but its parts have {found[1]:.6g} on average, so "
+                "several workers would train another model than one. Give a loss that is a mean over the batch "
+                '(reduction="mean").'
             )
-            self.note(UNDIVIDED, {"text": text})
+        # The lead's word on the loss: the others may round in another way. On the model all are asked.
+        if not self.agree(text is None):
+            self._divides = False
+        else:
+            text = self._odd_forward(trainer, inputs, rows)
+            self._divides = self._all(text is None)
+        if not self._divides and self.leads and self.note is not None:
+            reason = text or "a part of a batch does not go through the model as it does within the whole."
+            self.note(UNDIVIDED, {"text": f"Trials do not spread over devices: {reason}"})
+
+    def _all(self, fine: bool) -> bool:
+        """Whether everybody says so."""
+        import torch
+        import torch.distributed as dist
+
+        word = torch.tensor([int(fine)])
+        dist.all_reduce(word, op=dist.ReduceOp.MIN)
+        return bool(word.item())
+
+    def _odd_forward(self, trainer: Trainer, inputs: Any, rows: int) -> str | None:
+        """What this worker's part of a batch does in the model that it does not do within the whole; None: nothing.
+
+        All look together, for their batch norms speak to each other. Leaves no trace.
+        """
+        rank, size = self.world.rank, self.world.size
+        begin, end = rank * rows // size, (rank + 1) * rows // size
+        whole, moved, drawn = _passed(trainer, inputs)
+        self._rows = begin, end, rows
+        try:
+            mine, own_moved, own_drawn = _passed(trainer, _cut(inputs, begin, end, rows))
+        except Exception as error:
+            return f"the model fails on a part of a batch of {rows}: {error}"
+        finally:
+            self._rows = None
+        if drawn != own_drawn:
+            return (
+                "the model draws other random numbers for a part of a batch than for the whole (dropout within "
+                "scaled_dot_product_attention or a recurrent layer, noise of the batch's shape)."
+            )
+        if not _all_close(_cut(whole, begin, end, rows), mine):
+            return "the model mixes the rows of a batch other than by batch norm: a part of it has other outputs."
+        odd = [name for name, value in moved.items() if not _all_close(value, own_moved[name])]
+        return (
+            f"the model updates its buffer {odd[0]} by the part of the batch that a worker has."
+            if odd
+            else None
+        )
 
     @contextlib.contextmanager
     def _whole_batches(self, model: Any) -> Iterator[None]:
@@ -335,6 +380,56 @@ def _cut(tree: Any, begin: int, end: int, rows: int) -> Any:
         items = [_cut(value, begin, end, rows) for value in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return tree
+
+
+def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list[Any]]:
+    """A batch's outputs, the buffers after it, and the states of the generators; leaves no trace."""
+    import torch
+
+    from penstock.train._loop import _forward, random_state, set_random_state
+
+    model = trainer.model
+    before = random_state(trainer.device)
+    places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+        (module._buffers, key, buffer, buffer.clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        with torch.no_grad(), trainer._autocast():
+            output = (trainer.task.forward or _forward)(model, inputs)
+        drawn = [
+            after.tolist()
+            for name, after in random_state(trainer.device).items()
+            if name in ("torch", "cuda")
+        ]
+        return output, {name: buffer.clone() for name, buffer in model.named_buffers()}, drawn
+    finally:
+        with torch.no_grad():
+            for place, key, buffer, value in places:
+                place[key] = buffer.copy_(value)
+        set_random_state(before, trainer.device)
+
+
+def _all_close(whole: Any, part: Any) -> bool:
+    """Whether tensors that have the same shape in both are the same up to rounding."""
+    import torch
+    from torch import Tensor
+    from torch.utils import _pytree as pytree
+
+    ours, theirs = pytree.tree_leaves(whole), pytree.tree_leaves(part)
+    if len(ours) != len(theirs):
+        return False
+    for a, b in zip(ours, theirs, strict=True):
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape or not a.dim():
+            continue  # no rows of a batch
+        eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+        x, y = a.double(), b.double()
+        size = float(torch.nan_to_num(x).abs().max()) if x.numel() else 0.0
+        if not torch.allclose(x, y, rtol=0.0, atol=min(0.1, 1e4 * eps) * max(1e-3, size), equal_nan=True):
+            return False
+    return True
 
 
 def _loss_by_parts(
