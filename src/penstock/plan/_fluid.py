@@ -43,6 +43,7 @@ _PLAYED = 512  # a group of up to so many is played through on idle devices; oth
 _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earlier: forecasts err
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
 _LATER = 1.07  # of the least horizon, for those who come to others that run
+_ROWS = 3  # trials per device up to which rows of them on the same devices are played early
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
 
@@ -211,7 +212,9 @@ def _ordered(
         widths = [min(float(devices), allotment.width(each_s, factor * least_s)) for each_s in work_s]
         ends_s[name] = makespan_s(work_s, widths, devices=devices, overhead=allotment.overhead)
     first, second, *others = sorted(_FACTORS, key=ends_s.__getitem__)
-    found = ["waterfill", first, second, "longest", "shelf", "lanes", *others]
+    found = ["waterfill", first, second, "longest", "shelf", *others]
+    # Long rows end together in any order; with short ones it matters who is in which.
+    found.insert(5 if len(work_s) <= _ROWS * devices else len(found), "lanes")
     found += [f"{name}, by epochs" for name in (first, "shelf", second, "longest", *others)]
     found += _MIXES
     return [before, *(name for name in found if name != before)] if before else found
