@@ -191,3 +191,26 @@ def test_a_wide_straggler_keeps_its_devices() -> None:
 def test_no_gain_no_change_when_nothing_is_idle() -> None:
     before = plan([running(0, {"cpu:0": 0.5}, 10)], {"cpu:0": 0.5})
     assert elastic(Overhead(alpha=1.2, max_sharing=2, max_devices=4))(before) == before
+
+
+def test_devices_that_come_too_late_are_left_alone() -> None:
+    """A change waits for the end of the epoch: in the last one it never comes, just before an end it comes at once."""
+    overhead = Overhead(beta=1.05, max_devices=8, epsilon_s=1.0)
+
+    def grown(left_s: float, error: float = 0.0, by_epochs: bool = True) -> dict[int, int]:
+        placement = Placement(
+            (Segment(Trial(1, {}, 0), until=10),),
+            shares=(Share("cpu:0"),),
+            expected_s=200.0,
+            expected_error=error,
+            max_devices=8,
+        )
+        return widths(
+            elastic(overhead, by_epochs=by_epochs)(plan([Running(placement, left_s)], {"cpu:1": 1.0}))
+        )
+
+    assert grown(19.5) == {}  # of an epoch of 20 s
+    assert grown(19.5, by_epochs=False) == {1: 2}  # as published
+    assert grown(19.5, error=0.2) == {1: 2}  # of guesses nobody knows when an epoch ends
+    assert grown(22.0) == {1: 2}  # 2 s + 1 s + 10.5 s on two devices
+    assert grown(60.0) == {1: 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
@@ -11,6 +12,7 @@ from penstock.core import Device, Placement, Plan, PlanPass, Resize, Share
 from penstock.plan._board import EPSILON, Board, width_of
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment
+from penstock.plan._rollout import epoch_s
 from penstock.plan._waterfill import waterfill_widths
 from penstock.predict import Overhead
 
@@ -69,20 +71,29 @@ class _Candidate:
     rank: int
     running: bool
     wants: int = 0  # further whole devices, in the end
+    epoch_s: float | None = (
+        None  # the work left of its epoch, after which a change takes place; None: not known
+    )
 
     def ends_s(self, overhead: Overhead) -> float:
         """When it would end with what it wants."""
         if self.wants == 0:
             return self.left_s / self.speed
-        return overhead.runtime_s(self.left_s, self.held + self.wants)
+        width = self.held + self.wants
+        if self.epoch_s is None:
+            return overhead.runtime_s(self.left_s, width)
+        changed_s = self.epoch_s / self.speed + overhead.epsilon_s
+        return changed_s + overhead.runtime_s(self.left_s - self.epoch_s, width)
 
     def pays(self, overhead: Overhead) -> bool:
         """Whether what it wants makes it end sooner, the cost of the change included (Algorithm 2, line 5)."""
-        cost_s = overhead.epsilon_s if self.running else 0.0
+        cost_s = overhead.epsilon_s if self.running and self.epoch_s is None else 0.0
         return self.ends_s(overhead) + cost_s < self.left_s / self.speed * (1 - EPSILON)
 
 
-def elastic(overhead: Overhead, *, runtime: Runtime | None = None, idle: Idle = "longest") -> PlanPass:
+def elastic(
+    overhead: Overhead, *, runtime: Runtime | None = None, idle: Idle = "longest", by_epochs: bool = False
+) -> PlanPass:
     """A pass that changes the widths of running placements.
 
     While something waits that found no room, trials that have more devices than they need to end in time with
@@ -94,6 +105,8 @@ def elastic(overhead: Overhead, *, runtime: Runtime | None = None, idle: Idle = 
         overhead: The runtime model, c, d and epsilon.
         runtime: The expected seconds of a placement alone on one device; None: ``Placement.expected_s``.
         idle: Who gets idle devices.
+        by_epochs: With ``"longest"``, count the rest of a trial's epoch, too, where it is known: a change waits for
+            its end, and devices that are added stand idle till then.
     """
     model = overhead.within_bounds()
     allotment = Allotment(model)
@@ -103,12 +116,12 @@ def elastic(overhead: Overhead, *, runtime: Runtime | None = None, idle: Idle = 
             return _shrink(plan, model, allotment, runtime)
         if not plan.free or not (plan.running or plan.placed):
             return plan
-        return _grow(plan, model, runtime, idle)
+        return _grow(plan, model, runtime, idle, by_epochs)
 
     return step
 
 
-def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> Plan:
+def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle, by_epochs: bool) -> Plan:
     if not any(item.fraction >= 1 - EPSILON for item in plan.free):
         return plan
     outlook = Outlook(plan, runtime)
@@ -118,7 +131,7 @@ def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> P
         return plan
     # In the order of their ends only so many can get one of the idle devices; some more, as not for all it pays.
     most = 4 * board.whole + 32 if idle == "longest" else None
-    candidates = _candidates(plan, outlook, model, most)
+    candidates = _candidates(plan, outlook, model, most, by_epochs and idle == "longest")
     if not candidates:
         return plan
     if idle == "waterfill":
@@ -148,7 +161,9 @@ def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle) -> P
     return replace(plan, placed=tuple(placed), resized=tuple(resized), free=board.free())
 
 
-def _candidates(plan: Plan, outlook: Outlook, model: Overhead, most: int | None) -> list[_Candidate]:
+def _candidates(
+    plan: Plan, outlook: Outlook, model: Overhead, most: int | None, by_epochs: bool
+) -> list[_Candidate]:
     """Trials that more devices would help, by the cost of a change alone: all, or those that would end last."""
     tenants = outlook.tenants(plan)
     found: list[_Candidate] = []
@@ -166,6 +181,8 @@ def _candidates(plan: Plan, outlook: Outlook, model: Overhead, most: int | None)
         candidate = _Candidate(
             index, placement, left_s, speed, held, limit, last if rank is None else rank, running
         )
+        if running and by_epochs:
+            candidate.epoch_s = _of_epoch_s(placement, left_s)
         candidate.wants = limit - held
         if candidate.pays(model):
             candidate.wants = 0
@@ -192,6 +209,14 @@ def _candidates(plan: Plan, outlook: Outlook, model: Overhead, most: int | None)
         placement = plan.placed[index]
         consider(index, placement, outlook.expected_s(placement), None, False)
     return found
+
+
+def _of_epoch_s(placement: Placement, left_s: float) -> float | None:
+    """The work left of the present epoch, where it is known."""
+    epoch = epoch_s(placement, placement.expected_s or 0.0)
+    if epoch <= 0 or placement.expected_error:
+        return None
+    return max(0.0, left_s - math.floor(left_s / epoch + 1e-6) * epoch)
 
 
 def _pace(placement: Placement, tenants: Mapping[str, int], model: Overhead) -> float:

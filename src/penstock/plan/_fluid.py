@@ -12,6 +12,7 @@ from penstock.core import Placement, Plan, PlanPass, Share
 from penstock.core.errors import InvalidInput
 from penstock.plan._board import EPSILON, Board
 from penstock.plan._elastic import Idle, elastic
+from penstock.plan._lanes import lane_widths
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment, forecast_s, makespan_s
 from penstock.plan._rollout import makespan_s as rollout_s
@@ -23,9 +24,13 @@ Widths: TypeAlias = Literal["lookahead", "waterfill"]
 
 # Courses that a group may take. "waterfill" is the paper's: StaticFluid's widths, DynamicFluid's changes. In all others
 # idle devices go to the trial that would end last, and widths are StaticFluid's ("longest"), those of a horizon (times
-# the least one), at first those with which all run at once ("shelf"), or one device each ("one").
+# the least one), at first those with which all run at once ("shelf"), one device each ("one"), one for
+# some and as many for the others ("1+3"), or those of trials in a row on the same devices ("lanes").
 _FACTORS = {"x1": 1.0, "x1.07": 1.07, "x1.15": 1.15, "x1.3": 1.3, "x1.6": 1.6}
-_COURSES = ("waterfill", "longest", "shelf", "one", *_FACTORS)
+_MIXES = {"1+2": 2, "1+3": 3, "1+4": 4, "1+6": 6}
+# Those after which idle devices are given by when a trial would really end, the rest of its epoch included.
+_BY_EPOCHS = {f"{rule}, by epochs": rule for rule in ("longest", "shelf", *_FACTORS)}
+_COURSES = ("waterfill", "longest", "shelf", "one", "lanes", *_FACTORS, *_BY_EPOCHS, *_MIXES)
 # To play a course through takes about trials * (trials + devices) microseconds. All that is played through may take:
 _PLAYS = 200_000  # when a group begins,
 _PLAYS_LATER = 20_000  # once one that was too large is under way,
@@ -37,6 +42,8 @@ _GROUP = 4  # and at least so many when a group meets idle devices
 _PLAYED = 512  # a group of up to so many is played through on idle devices; otherwise the end is estimated
 _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earlier: forecasts err
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
+_LATER = 1.07  # of the least horizon, for those who come to others that run
+_ROWS = 3  # trials per device up to which rows of them on the same devices are played early
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
 
@@ -111,12 +118,17 @@ def fluid(
 
 def _follow(allotment: Allotment, name: str, *, runtime: Runtime | None) -> tuple[PlanPass, PlanPass]:
     """The passes of a course."""
+    rule = _BY_EPOCHS.get(name, name)
 
     def place(plan: Plan) -> Plan:
-        return _place(plan, allotment, runtime, name) if plan.waiting and plan.free else plan
+        return _place(plan, allotment, runtime, rule) if plan.waiting and plan.free else plan
 
-    idle: Idle = "waterfill" if name == "waterfill" else "longest"
-    return place, elastic(allotment.overhead, runtime=runtime, idle=idle)
+    idle: Idle = "waterfill" if rule == "waterfill" else "longest"
+    by_epochs = name in _BY_EPOCHS or name in _MIXES or name == "lanes"
+    change = elastic(allotment.overhead, runtime=runtime, idle=idle, by_epochs=by_epochs)
+    if rule != "lanes":
+        return place, change
+    return place, lambda plan: plan if plan.waiting else change(plan)  # who waits has a lane
 
 
 def _course(plan: Plan) -> str:
@@ -201,6 +213,10 @@ def _ordered(
         ends_s[name] = makespan_s(work_s, widths, devices=devices, overhead=allotment.overhead)
     first, second, *others = sorted(_FACTORS, key=ends_s.__getitem__)
     found = ["waterfill", first, second, "longest", "shelf", *others]
+    # Long rows end together in any order; with short ones it matters who is in which.
+    found.insert(5 if len(work_s) <= _ROWS * devices else len(found), "lanes")
+    found += [f"{name}, by epochs" for name in (first, "shelf", second, "longest", *others)]
+    found += _MIXES
     return [before, *(name for name in found if name != before)] if before else found
 
 
@@ -229,6 +245,8 @@ def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: str)
             break
         placement, left_s = waiting[index], waiting_s[index]
         width = wanted[index] if wanted else allotment.width(left_s, horizon_s)
+        if not width:
+            continue  # it follows another one on its lane
         limit = 1 if placement.exclusive or width >= 1 else round(1 / width)
         shares: tuple[Share, ...] = ()
         if board.whole:
@@ -275,6 +293,12 @@ def _widths(
         return [], _SLACK * least_s if shelf_s is None else shelf_s
     if rule == "one":
         return [1.0] * len(waiting_s), least_s
+    if rule in _MIXES:
+        if plan.running:
+            return [], _LATER * least_s
+        return _mixed(waiting_s, min(_MIXES[rule], allotment.overhead.max_devices), empty), least_s
+    if rule == "lanes":
+        return _lanes(plan, outlook, allotment, devices, empty), _SLACK * least_s
     if rule in ("waterfill", "longest"):
         only = allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=1)
         return next(only), least_s
@@ -302,6 +326,26 @@ def _widths(
         if ends_s < gain * best_s:  # StaticFluid's widths come first
             best, best_s = widths, ends_s
     return best, max(best_s, least_s)
+
+
+def _mixed(waiting_s: Sequence[float], width: int, empty: int) -> list[float]:
+    """One device each, and as many for the longest as room is left for."""
+    more = max(0, empty - len(waiting_s)) // max(1, width - 1)
+    widths = [1.0] * len(waiting_s)
+    for index in heapq.nlargest(more, range(len(waiting_s)), key=waiting_s.__getitem__):
+        widths[index] = float(width)
+    return widths
+
+
+def _lanes(plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empty: int) -> list[float]:
+    """Who begins on how many devices, 0 for those who follow others (none: by the horizon)."""
+    speed = allotment.overhead.speed
+    running = [
+        (speed(float(len(item.placement.shares))), left_s)
+        for item, left_s in zip(plan.running, outlook.running_s, strict=True)
+    ]
+    found = lane_widths(outlook.waiting_s, running, free=empty, devices=devices, overhead=allotment.overhead)
+    return [float(width) for width in found]
 
 
 def _share(
