@@ -12,10 +12,10 @@ from penstock.core import Placement, Plan, PlanPass, Share
 from penstock.core.errors import InvalidInput
 from penstock.plan._board import EPSILON, Board
 from penstock.plan._elastic import Idle, elastic
-from penstock.plan._lanes import lane_widths
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment, forecast_s, makespan_s
 from penstock.plan._rollout import makespan_s as rollout_s
+from penstock.plan._rows import row_widths
 from penstock.predict import Overhead
 
 Widths: TypeAlias = Literal["lookahead", "waterfill"]
@@ -25,12 +25,12 @@ Widths: TypeAlias = Literal["lookahead", "waterfill"]
 # Courses that a group may take. "waterfill" is the paper's: StaticFluid's widths, DynamicFluid's changes. In all others
 # idle devices go to the trial that would end last, and widths are StaticFluid's ("longest"), those of a horizon (times
 # the least one), at first those with which all run at once ("shelf"), one device each ("one"), one for
-# some and as many for the others ("1+3"), or those of trials in a row on the same devices ("lanes").
+# some and as many for the others ("1+3"), or those of trials in a row on the same devices ("rows").
 _FACTORS = {"x1": 1.0, "x1.07": 1.07, "x1.15": 1.15, "x1.3": 1.3, "x1.6": 1.6}
 _MIXES = {"1+2": 2, "1+3": 3, "1+4": 4, "1+6": 6}
 # Those after which idle devices are given by when a trial would really end, the rest of its epoch included.
 _BY_EPOCHS = {f"{rule}, by epochs": rule for rule in ("longest", "shelf", *_FACTORS)}
-_COURSES = ("waterfill", "longest", "shelf", "one", "lanes", *_FACTORS, *_BY_EPOCHS, *_MIXES)
+_COURSES = ("waterfill", "longest", "shelf", "one", "rows", *_FACTORS, *_BY_EPOCHS, *_MIXES)
 # To play a course through takes about trials * (trials + devices) microseconds. All that is played through may take:
 _PLAYS = 200_000  # when a group begins,
 _PLAYS_LATER = 20_000  # once one that was too large is under way,
@@ -124,11 +124,11 @@ def _follow(allotment: Allotment, name: str, *, runtime: Runtime | None) -> tupl
         return _place(plan, allotment, runtime, rule) if plan.waiting and plan.free else plan
 
     idle: Idle = "waterfill" if rule == "waterfill" else "longest"
-    by_epochs = name in _BY_EPOCHS or name in _MIXES or name == "lanes"
+    by_epochs = name in _BY_EPOCHS or name in _MIXES or name == "rows"
     change = elastic(allotment.overhead, runtime=runtime, idle=idle, by_epochs=by_epochs)
-    if rule != "lanes":
+    if rule != "rows":
         return place, change
-    return place, lambda plan: plan if plan.waiting else change(plan)  # who waits has a lane
+    return place, lambda plan: plan if plan.waiting else change(plan)  # who waits has a row
 
 
 def _course(plan: Plan) -> str:
@@ -214,7 +214,7 @@ def _ordered(
     first, second, *others = sorted(_FACTORS, key=ends_s.__getitem__)
     found = ["waterfill", first, second, "longest", "shelf", *others]
     # Long rows end together in any order; with short ones it matters who is in which.
-    found.insert(5 if len(work_s) <= _ROWS * devices else len(found), "lanes")
+    found.insert(5 if len(work_s) <= _ROWS * devices else len(found), "rows")
     found += [f"{name}, by epochs" for name in (first, "shelf", second, "longest", *others)]
     found += _MIXES
     return [before, *(name for name in found if name != before)] if before else found
@@ -246,7 +246,7 @@ def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: str)
         placement, left_s = waiting[index], waiting_s[index]
         width = wanted[index] if wanted else allotment.width(left_s, horizon_s)
         if not width:
-            continue  # it follows another one on its lane
+            continue  # it follows another one in its row
         limit = 1 if placement.exclusive or width >= 1 else round(1 / width)
         shares: tuple[Share, ...] = ()
         if board.whole:
@@ -297,8 +297,8 @@ def _widths(
         if plan.running:
             return [], _LATER * least_s
         return _mixed(waiting_s, min(_MIXES[rule], allotment.overhead.max_devices), empty), least_s
-    if rule == "lanes":
-        return _lanes(plan, outlook, allotment, devices, empty), _SLACK * least_s
+    if rule == "rows":
+        return _rows(plan, outlook, allotment, devices, empty), _SLACK * least_s
     if rule in ("waterfill", "longest"):
         only = allotment.candidates(waiting_s, devices=devices, idle=empty, horizon_s=least_s, most=1)
         return next(only), least_s
@@ -337,14 +337,14 @@ def _mixed(waiting_s: Sequence[float], width: int, empty: int) -> list[float]:
     return widths
 
 
-def _lanes(plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empty: int) -> list[float]:
+def _rows(plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empty: int) -> list[float]:
     """Who begins on how many devices, 0 for those who follow others (none: by the horizon)."""
     speed = allotment.overhead.speed
     running = [
         (speed(float(len(item.placement.shares))), left_s)
         for item, left_s in zip(plan.running, outlook.running_s, strict=True)
     ]
-    found = lane_widths(outlook.waiting_s, running, free=empty, devices=devices, overhead=allotment.overhead)
+    found = row_widths(outlook.waiting_s, running, free=empty, devices=devices, overhead=allotment.overhead)
     return [float(width) for width in found]
 
 

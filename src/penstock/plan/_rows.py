@@ -1,4 +1,4 @@
-"""Lanes: trials in a row on the same devices, filled so that all lanes end together and nobody has to change."""
+"""Rows: trials in a row on the same devices, filled so that all rows end together and nobody has to change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HALVINGS = 7  # of the interval in which the earliest end is looked for
 _REACH = (1.25, 1.6)  # times the least end: with later ones a row of trials is no good plan
 
 
-def lane_widths(
+def row_widths(
     waiting_s: Sequence[float],
     running: Sequence[tuple[float, float]],
     *,
@@ -20,11 +20,11 @@ def lane_widths(
     devices: int,
     overhead: Overhead,
 ) -> list[int]:
-    """On how many devices each waiting trial begins now; 0: it follows another one on its lane.
+    """On how many devices each waiting trial begins now; 0: it follows another one in its row.
 
-    A lane of w devices takes so much work by a time T as a trial on w devices would do till then. Trials are packed
-    into lanes like goods into bins of several sizes: the longest first, into the busy lane that it fills best, or
-    with others into a new lane of the width that wastes least. The least T at which all fit is looked for.
+    A row of w devices takes so much work by a time T as a trial on w devices would do till then. Trials are packed
+    into rows like goods into bins of several sizes: the longest first, into the busy row that it fills best, or
+    with others into a new row of the width that wastes least. The least T at which all fit is looked for.
 
     Args:
         waiting_s: What each waiting trial takes alone on one device.
@@ -104,7 +104,7 @@ def _fill(
 
 
 def _row(left: Sequence[float], room: float, halves: bool) -> list[int]:
-    """The longest and what fills the rest of its lane: always the longest that fits, or first one half as long."""
+    """The longest and what fills the rest of its row: always the longest that fits, or first one half as long."""
     row = [len(left) - 1]
     room -= left[-1]
     limit = room / 2 if halves else room
