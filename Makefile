@@ -51,7 +51,7 @@ test-minimum: ## Run the core's tests with the oldest versions that pyproject.to
 bench: $(VENV)/.bench ## Run the benchmarks of benchmarks/all.py and make the pages of results; LONG=1: those of half an hour and more too
 	$(BIN)/python -m benchmarks.all $(if $(LONG),--long)
 
-bench-rehearsal: $(VENV)/.bench ## Every benchmark at a tiny size, in a quarter of an hour; keeps no results (PENSTOCK_DATA names the data's folder)
+bench-rehearsal: $(VENV)/.bench ## Every benchmark at a tiny size, in some twenty minutes; keeps no results (PENSTOCK_DATA names the data's folder)
 	$(BIN)/python -m benchmarks.all --rehearse
 
 results: $(VENV)/.dev ## Make docs/results.md and the tables of README.md and docs/flagship.md from benchmarks/results
