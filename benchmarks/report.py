@@ -560,7 +560,7 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
         def side(name: str) -> str:
             each = found[name]
             return (
-                f"{number(each['seconds']['median'])} s, test loss {each['loss']['mean']:.3f}, "
+                f"{number(each['seconds']['median'])} s, test loss {number(each['loss']['mean'])}, "
                 f"accuracy {percent(each['accuracy']['mean'])}"
             )
 

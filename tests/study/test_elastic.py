@@ -220,8 +220,9 @@ def test_trials_whose_loss_is_a_sum_stay_on_one_device_and_the_study_says_so(
     for ours, theirs in zip(found["fluid"].trials, found["plain"].trials, strict=True):
         for one, other in zip(ours.reports, theirs.reports, strict=True):
             assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-9)
-    # One was on both, each with whole batches; after it none has more than it can use.
-    assert sorted(len(record.shares) for record in found["fluid"].trials) == [1, 1, 2]
+    # One was on both, each with whole batches, which is where the loss was looked at; it may end there, or give one
+    # back before its end. After it none has more than it can use.
+    assert sum(len(record.shares) > 1 for record in found["fluid"].trials) <= 1
     told = "".join(capsys.readouterr())
     assert told.count("loss=squares") == 1
     assert "a mean over the batch" in told
