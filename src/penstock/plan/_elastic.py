@@ -71,7 +71,7 @@ class _Candidate:
     rank: int
     running: bool
     wants: int = 0  # further whole devices, in the end
-    epoch_s: float | None = None  # the work left of its epoch, at whose end a change takes place; None: unknown
+    epoch_s: float | None = None  # work left of its epoch, at whose end it changes; None: unknown
 
     def ends_s(self, overhead: Overhead) -> float:
         """When it would end with what it wants."""
