@@ -54,7 +54,7 @@ def number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{min(digits, 4)}f}"
+    text = f"{value:.{min(digits, 4 if abs(value) >= 1e-3 else 6)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -559,8 +559,10 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
 
         def side(name: str) -> str:
             each = found[name]
+            error = each["loss"]["standard_error"]
+            give = "" if error is None else f" +- {number(error)}"
             return (
-                f"{number(each['seconds']['median'])} s, test loss {number(each['loss']['mean'])}, "
+                f"{number(each['seconds']['median'])} s, test loss {number(each['loss']['mean'])}{give}, "
                 f"accuracy {percent(each['accuracy']['mean'])}"
             )
 
@@ -568,7 +570,7 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
         yield Row(
             f"whole study, {label}: {r['trials']} configurations x {r['epochs']} epochs, the trained target included",
             side("Penstock"),
-            f"Ray Tune {side('Ray Tune')}: {number(found['times_shorter'])}x as long; {seeds}",
+            f"Ray Tune {side('Ray Tune')}: {ranged(found['times_shorter_by_seed'], 'x')} as long, seed by seed; {seeds}",
             True,
         )
 

@@ -227,6 +227,8 @@ def summary(runs):
             error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
             found[side][figure] = {"mean": statistics.fmean(values), "standard_error": error}
     found["times_shorter"] = found["Ray Tune"]["seconds"]["median"] / found["Penstock"]["seconds"]["median"]
+    ratios = [runs[seed]["Ray Tune"]["seconds"] / runs[seed]["Penstock"]["seconds"] for seed in both]
+    found["times_shorter_by_seed"] = spread(ratios)
     return found
 
 
@@ -235,7 +237,7 @@ def main():
     parser.add_argument("--model", default="cnn", choices=list(PROBLEMS))
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="none: summarise what is saved")
     parser.add_argument("--asha", action="store_true")
     parser.add_argument("--sides", nargs="+", default=["Penstock", "Ray Tune"])
     parser.add_argument("--save", action="store_true")
@@ -250,13 +252,22 @@ def main():
         before = json.loads(path.read_text())["results"]
         if (before["trials"], before["epochs"]) == (given.trials, given.epochs):
             results["runs"] = before["runs"]
-    if "Ray Tune" in given.sides:
+    if given.seeds and "Ray Tune" in given.sides:
         import ray
 
         here = os.path.dirname(os.path.abspath(__file__))
         environment = {"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}}
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     sides = {"Penstock": with_penstock, "Ray Tune": with_ray}
+
+    def keep():
+        if any(len(run) == 2 for run in results["runs"].values()):
+            results["summary"] = summary(results["runs"])
+        if given.save:
+            options = f"--model {given.model}{' --asha' if given.asha else ''}"
+            command = f"benchmarks/papers/hydro/study.py {options} --seeds {' '.join(results['runs'])} --save"
+            save(name, command, results, ("torch", "ray"))
+
     for seed in given.seeds:
         configs = [SPACE.sample(1000 * seed + number) for number in range(given.trials)]
         for side in given.sides:
@@ -267,13 +278,12 @@ def main():
                 f"accuracy {found['accuracy']:.4f}, validation loss {found['validation']:.4f}",
                 flush=True,
             )
-            if any(len(run) == 2 for run in results["runs"].values()):
-                results["summary"] = summary(results["runs"])
-            if given.save:
-                save(name, " ".join(sys.argv), results, ("torch", "ray"))
+            keep()
+    if not given.seeds:
+        keep()
     print(f"{given.model}, {given.trials} x {given.epochs} epochs{', ASHA' if given.asha else ''}:")
     print(json.dumps(results.get("summary"), indent=1))
-    if "Ray Tune" in given.sides:
+    if given.seeds and "Ray Tune" in given.sides:
         ray.shutdown()
 
 
