@@ -282,3 +282,16 @@ def test_only_iterables_are_wrapped(loader):
 def test_epochs_are_a_whole_number(epochs):
     with pytest.raises(InvalidInput, match="epochs must be a whole number"):
         EnergyLoader(data(2), epochs=epochs)
+
+
+def test_the_report_is_there_after_the_last_epoch_of_this_machine_s_own_gpus(gpus):
+    """The sensors are let go with the last epoch, and NVML is shut down: Eq. 2 is of what they told before."""
+    stub = gpus(2)
+    stub.set_load(200.0)
+    loader = EnergyLoader(data(2), epochs=2, slice_s=0.01, warmup_s=0, settle_s=0)
+    for _epoch in loader.epochs():
+        for _batch in loader:
+            time.sleep(0.01)
+    report = loader.report
+    assert (report.epochs, report.stopped) == (2, "epochs")
+    assert report.cost_j == pytest.approx(0.5 * report.energy.joules + 0.5 * 2 * 250 * report.time_s)
