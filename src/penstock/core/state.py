@@ -6,6 +6,7 @@ journalled; a resume, a report and the dashboard apply the journal from the star
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,6 +175,17 @@ class StudyState:
         for event in events:
             state.apply(event)
         return state
+
+    def copy(self) -> StudyState:
+        """The same state, to be moved on by itself; what is frozen (reports, notes, sessions) is shared."""
+        own = copy.copy(self)
+        own.counts, own._energy = copy.copy(self.counts), copy.copy(self._energy)
+        own.notes, own.sessions, own.devices = list(self.notes), list(self.sessions), set(self.devices)
+        own.trials = {}
+        for number, record in self.trials.items():
+            twin = own.trials[number] = copy.copy(record)
+            twin.reports, twin.saved = list(record.reports), dict(record.saved)
+        return own
 
     @property
     def energy(self) -> Measurement | None:
