@@ -513,3 +513,20 @@ def test_a_sensor_that_fails_once_does_not_end_a_run():
     epoch_s = model.epoch_s(load, 250.0)
     assert done.time_s == pytest.approx(6 * epoch_s)
     assert done.energy_j == pytest.approx(6 * epoch_s * model.power_w(load, 250.0))
+
+
+def test_without_permission_a_run_says_nothing_of_the_limit_it_should_have_had():
+    """A job that has learnt a limit as root, run again by somebody who may not set it."""
+    trainer = Trainer()
+    job = trainer.job(batch_sizes=[1024])
+    learnt = [job.run(), job.run()][-1].decision.limit_w
+    assert learnt is not None
+    assert learnt < 250.0
+    known = job.history.profile(trainer.gpu.name, 1024)[learnt]
+    load, model = V100_LOADS["shufflenet-adadelta", 1024], trainer.gpu.model
+    assert known == pytest.approx((model.epoch_s(load, learnt), model.power_w(load, learnt)))
+    trainer.gpu._may_set = False
+    done = job.run()
+    assert set(trainer.limits[-1]) == {250.0}
+    assert done.decision.limit_w is None
+    assert job.history.profile(trainer.gpu.name, 1024)[learnt] == known

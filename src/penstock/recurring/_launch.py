@@ -50,7 +50,7 @@ class Gauge:
         self.epochs = 0
         self.last_cost = 0.0
         self._sums: dict[float, tuple[int, float, float]] = {}
-        self._limit_w = decision.limit_w
+        self._limit_w = None if guard is None else decision.limit_w
         self._changed = False  # the limit changed within the present epoch
         self._iterated = False  # iterations were told of, ever
         self._samples = 0.0  # in the present epoch
@@ -235,12 +235,14 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What became of one run: its result, its last metrics and where the energy figure comes from."""
+    """What became of one run: its result, its last metrics, where the energy figure comes from, why it ended, and
+    whether power limits could be set."""
 
     result: Result
     metrics: Mapping[str, float]
     source: Source
     reason: str
+    limited: bool
 
 
 def launch(
@@ -295,4 +297,4 @@ def launch(
         gauge.measured,
         error,
     )
-    return Launched(result, judge.last, gauge.source, end.reason or error)
+    return Launched(result, judge.last, gauge.source, end.reason or error, guard is not None)
