@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
@@ -211,6 +211,7 @@ class PowerLimiter:
         except (NotPermitted, Unsupported, SensorError) as error:
             self._give_up(f"The power limit stays as it is: {error}")
             return
+        self._known = self._taken(low_w, high_w)
         slice_s, warmup_s, settle_s = self._slices
         begun = self._load(part_key(self._key)) if self._known is None else None
         self._machine = PowerLimitOptimizer(
@@ -346,6 +347,13 @@ class PowerLimiter:
     def _give_up(self, text: str) -> None:
         self._reason = text
         self._tell(text)
+
+    def _taken(self, low_w: float, high_w: float) -> PowerProfile | None:
+        """The known profile, of the limits that these devices take: cards of one name may take different ones."""
+        if self._known is None:
+            return None
+        limits = tuple(seen for seen in self._known.limits if low_w <= seen.limit_w <= high_w)
+        return replace(self._known, max_limit_w=high_w, limits=limits) if limits else None
 
     def _load(self, key: str) -> PowerProfile | None:
         value = self._cache.get(key) if self._cache is not None else None
