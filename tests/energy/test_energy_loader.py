@@ -295,3 +295,16 @@ def test_the_report_is_there_after_the_last_epoch_of_this_machine_s_own_gpus(gpu
     report = loader.report
     assert (report.epochs, report.stopped) == (2, "epochs")
     assert report.cost_j == pytest.approx(0.5 * report.energy.joules + 0.5 * 2 * 250 * report.time_s)
+
+
+def test_a_pass_after_the_last_epoch_is_none_of_the_training():
+    """To see how well the model does on what it was trained with, say."""
+    bench = Bench()
+    loader = EnergyLoader(data(20), epochs=2, sensors=bench.gpus, clock=bench.clock)
+    list(bench.train(loader))
+    told, drawn_j, now_s = loader.report, bench.gpus[0].energy_j(), bench.clock.now_s()
+    assert (told.epochs, told.time_s, told.energy.joules) == (2, pytest.approx(now_s), pytest.approx(drawn_j))
+    for _ in loader:
+        bench.step()
+    assert bench.clock.now_s() > now_s
+    assert loader.report == told

@@ -80,7 +80,8 @@ class EnergyLoader(Generic[T]):
 
     Without ``epochs()`` each pass over the loader is an epoch: the power limit is found just the same, but nothing
     stops early and what lies between passes is not counted. Everything else is the wrapped loader's (``len``,
-    ``dataset``, ``batch_size``...). ``close``, the end of a ``with`` block or of ``epochs()`` restore the limits.
+    ``dataset``, ``batch_size``...). ``close``, the end of a ``with`` block or of ``epochs()`` restore the limits; passes
+    over the loader after that are not counted.
 
     With several processes (``torchrun`` on one machine) the process of local rank 0 meters all of the job's GPUs, sets
     their limits and decides; the others follow. On several machines limits are left alone.
@@ -183,6 +184,9 @@ class EnergyLoader(Generic[T]):
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[T]:
+        if self._closed:  # a pass after the training, over its data: none of it
+            yield from self._loader
+            return
         self._start()
         alone = self._window is None  # no epochs() around it: this pass is an epoch
         if alone:
