@@ -308,3 +308,26 @@ def test_a_pass_after_the_last_epoch_is_none_of_the_training():
         bench.step()
     assert bench.clock.now_s() > now_s
     assert loader.report == told
+
+
+@pytest.mark.parametrize("max_power_w", [None, 300.0])
+def test_the_cost_threshold_holds_on_several_machines(monkeypatch, max_power_w):
+    """The cost is of this machine's two GPUs, whose energy is counted. Limits are left alone: all epochs are alike."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    bench, said = Bench(gpus=2), []
+    epoch_s = 20 * 0.5 * V100.slowdown(RESNET, 250)
+    epoch_j = 0.5 * 2 * epoch_s * V100.power_w(RESNET, 250) + 0.5 * 2 * (max_power_w or 250) * epoch_s
+    loader = EnergyLoader(
+        data(20),
+        epochs=10,
+        cost_threshold_j=3.5 * epoch_j,
+        max_power_w=max_power_w,
+        sensors=bench.gpus,
+        clock=bench.clock,
+        tell=said.append,
+    )
+    list(bench.train(loader, evaluation_s=0.0))
+    assert (loader.report.epochs, loader.report.stopped) == (3, "cost")
+    assert loader.report.cost_j == pytest.approx(3 * epoch_j)
+    assert "left alone" in said[0]
