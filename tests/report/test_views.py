@@ -117,6 +117,21 @@ def test_saved_is_what_stopped_trials_would_have_drawn_up_to_the_longest():
     assert "8 epochs" in saved["baseline"]
 
 
+def test_saved_counts_epochs_however_seldom_trials_report():
+    # As above, but each trial reports at every second epoch only, of what two epochs drew.
+    energy = Measurement(20.0, "J", Source.MEASURED)
+    events: list[Event] = [SessionOpened(0.0)]
+    for trial, epochs in ((0, 8), (1, 2), (2, 4)):
+        status = TrialStatus.COMPLETED if epochs == 8 else TrialStatus.STOPPED
+        events += [made(trial), Started(0.0, trial, 0, (Share("d"),))]
+        events += [Reported(1.0, trial, e, {"loss": 1.0}, 4.0, energy) for e in range(2, epochs + 1, 2)]
+        events.append(Ended(20.0, trial, status, epochs))
+    saved = views.overview(folded_of(events))["saved"]
+    assert saved["epochs"] == 10
+    assert saved["energy"]["value"] == pytest.approx(100.0)
+    assert saved["train_s"] == pytest.approx(20.0)
+
+
 def test_watts_now_are_those_of_running_trials():
     events = [SessionOpened(0.0), made(0), *ran(0, 3, joules=100.0), made(1), *ran(1, 2, joules=30.0)]
     assert views.overview(folded_of(events))["watts"]["value"] == pytest.approx(100 / 2 + 30 / 2)

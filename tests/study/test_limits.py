@@ -16,6 +16,7 @@ from penstock.report import read_journal, summary_text
 from penstock.report._static import write_report
 from penstock.sample import Observation
 from penstock.store import open_store
+from penstock.study._bounds import measured
 
 SPACE = pk.Space(
     width=pk.Int(1, 64, structural=True),
@@ -219,6 +220,30 @@ def test_what_nobody_has_profiled_is_learned_from_what_the_study_measures_itself
     assert len(over) >= 3
     assert max(over) < 12
     assert seconds(done.best.config, 0) <= 3.0
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_an_epoch_is_one_however_seldom_a_training_reports(every):
+    def seconds(config, epoch):
+        return 0.1 * config["width"] + 1.0
+
+    def seldom(run):
+        for epoch in run.epochs(6):
+            if (epoch + 1) % every == 0:
+                run.report(error=1.0)
+
+    done = study(
+        seldom,
+        limits=[pk.epoch_s <= 3.0],
+        sampler=pk.Random(),
+        scheduler=pk.Full(trials=12, epochs=6),
+        executor=pk.Simulated(devices=1, seconds=seconds),
+    ).run()
+    over = [t.id for t in done.trials if seconds(t.config, 0) > 3.0]
+    assert 0 < len(over) < 12
+    assert [t.id for t in done.trials if t.violated] == over
+    for trial in done.trials:
+        assert measured(trial)["epoch_s"] == pytest.approx(seconds(trial.config, 0))
 
 
 @pytest.mark.parametrize("name", ["Random", "TPE", "Walk", "HW-IECI", "WarmStart"])
