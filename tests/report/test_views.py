@@ -175,6 +175,35 @@ def test_history_is_the_running_best_of_reports(seed):
     assert shown == {t: v if math.isfinite(v) else None for t, v in latest.items()}
 
 
+@pytest.mark.parametrize("x", ["epochs", "trial"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_violates_a_limit_never_was_the_best(seed, x):
+    events = journal(seed)
+    latest = {trial: line[-1][1] for trial, line in values_of(events).items()}
+    over = sorted(latest, key=latest.__getitem__)[::2]  # the best one, and every other
+    notes = [Noted(events[-1].time_s, "limit_violated", {"limit": "power_w <= 90 W"}, t) for t in over]
+    limits = [(power_w <= 90).to_json()]
+    told = views.history(folded_of([*events, *notes], limits=limits), Options(x=x))
+    strict_json(told)
+    best, expected, epochs, seen = math.inf, [], 0, {}
+    for event in events:
+        if isinstance(event, Reported) and event.epoch > seen.get(event.trial, 0):
+            seen[event.trial] = event.epoch
+            epochs += 1
+            if event.trial not in over and event.metrics["loss"] < best:
+                best = event.metrics["loss"]
+                expected.append((epochs, best))
+    if x == "trial":
+        expected, best = [], math.inf
+        for trial in sorted(set(latest) - set(over) - failed_in(events)):
+            if latest[trial] < best:
+                best = latest[trial]
+                expected.append((trial, best))
+    steps = list(zip(told["best"]["x"], told["best"]["y"], strict=True))
+    assert steps[:-1] == expected
+    assert set(told["points"]["trial"]) == set(latest)  # they are shown
+
+
 def test_history_by_trial_is_the_best_up_to_each_number(simulated, events):
     told = views.history(simulated, Options(x="trial"))
     latest = {t: line[-1][1] for t, line in values_of(events).items()}
