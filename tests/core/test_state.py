@@ -272,3 +272,23 @@ def test_epochs_of_the_trial_that_another_was_copied_from_count_once(
     state = StudyState.of(events)
     state.validate()
     assert state.epochs == 4 + trained
+
+
+@given(seed=st.integers(0, 2**32), cut=st.floats(0, 1))
+@settings(max_examples=50, deadline=None)
+def test_a_copy_goes_on_by_itself(seed: int, cut: float) -> None:
+    """By the player's own books: neither of the two counts what the other is told."""
+    play = Play(seed).run(60)
+    at = int(cut * len(play.events))
+    state = StudyState.of(play.events[:at])
+    before = state.energy, dict(summary(state)), [len(r.reports) for r in state.trials.values()]
+    twin = state.copy()
+    for event in play.events[at:]:
+        twin.apply(event)
+    twin.validate()
+    assert (state.energy, dict(summary(state)), [len(r.reports) for r in state.trials.values()]) == before
+    for event in play.events[at:]:
+        state.apply(event)
+    for each in (state, twin):
+        assert (0.0 if each.energy is None else each.energy.joules) == pytest.approx(play.joules)
+        assert each.reports == play.reports

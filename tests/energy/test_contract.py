@@ -20,7 +20,9 @@ from penstock.energy import (
     examine,
     rapl_sensors,
 )
+from penstock.recurring import RecurringJob
 from penstock.testing.sensors import SensorContract
+from penstock.train._energy_loader import EnergyLoader
 
 
 class TestEstimate(SensorContract):
@@ -182,6 +184,28 @@ def test_an_amd_gpu_that_cant_be_read_is_told_of(amd, tmp_path):
     bad, good = [finding for finding in examine(tmp_path, tmp_path) if finding.subject.startswith("amd:")]
     assert (bad.subject, bad.measure) == ("amd:0", State.BROKEN)
     assert (good.subject, good.measure, good.control) == ("amd:1 Instinct", State.OK, State.OK)
+
+
+def test_an_amd_gpu_without_a_lowest_limit_is_metered_and_left_alone(amd, tmp_path):
+    """As Instincts say it, "0 W": a job that looks for limits goes on without."""
+    cap = {"power_cap": 750_000_000, "min_power_cap": 0, "max_power_cap": 750_000_000}
+    found = amd(amdsmi_get_power_cap_info=lambda handle: cap)
+    (sensor,) = found.amd_sensors()
+    assert sensor.power_limit_range_w is None
+
+    def train(run):
+        for _ in run.epochs():
+            time.sleep(0.25)
+            run.report(accuracy=1.0)
+
+    done = RecurringJob("nightly", train, batch_sizes=[8], max_epochs=2, sensors=[sensor]).run()
+    assert done.reached
+    assert done.energy_j / done.time_s == pytest.approx(200, rel=0.2)
+    loader = EnergyLoader([1, 2], epochs=1, sensors=[sensor])
+    assert [list(loader) for _ in loader.epochs()] == [[1, 2]]
+    assert loader.report.limits is None
+    (finding,) = [finding for finding in examine(tmp_path, tmp_path) if finding.subject.startswith("amd:")]
+    assert (finding.measure, finding.control) == (State.OK, State.ABSENT)
 
 
 def test_the_limit_of_an_amd_gpu_is_tried(amd, tmp_path):

@@ -282,3 +282,52 @@ def test_only_iterables_are_wrapped(loader):
 def test_epochs_are_a_whole_number(epochs):
     with pytest.raises(InvalidInput, match="epochs must be a whole number"):
         EnergyLoader(data(2), epochs=epochs)
+
+
+def test_the_report_is_there_after_the_last_epoch_of_this_machine_s_own_gpus(gpus):
+    """The sensors are let go with the last epoch, and NVML is shut down: Eq. 2 is of what they told before."""
+    stub = gpus(2)
+    stub.set_load(200.0)
+    loader = EnergyLoader(data(2), epochs=2, slice_s=0.01, warmup_s=0, settle_s=0)
+    for _epoch in loader.epochs():
+        for _batch in loader:
+            time.sleep(0.01)
+    report = loader.report
+    assert (report.epochs, report.stopped) == (2, "epochs")
+    assert report.cost_j == pytest.approx(0.5 * report.energy.joules + 0.5 * 2 * 250 * report.time_s)
+
+
+def test_a_pass_after_the_last_epoch_is_none_of_the_training():
+    """To see how well the model does on what it was trained with, say."""
+    bench = Bench()
+    loader = EnergyLoader(data(20), epochs=2, sensors=bench.gpus, clock=bench.clock)
+    list(bench.train(loader))
+    told, drawn_j, now_s = loader.report, bench.gpus[0].energy_j(), bench.clock.now_s()
+    assert (told.epochs, told.time_s, told.energy.joules) == (2, pytest.approx(now_s), pytest.approx(drawn_j))
+    for _ in loader:
+        bench.step()
+    assert bench.clock.now_s() > now_s
+    assert loader.report == told
+
+
+@pytest.mark.parametrize("max_power_w", [None, 300.0])
+def test_the_cost_threshold_holds_on_several_machines(monkeypatch, max_power_w):
+    """The cost is of this machine's two GPUs, whose energy is counted. Limits are left alone: all epochs are alike."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    bench, said = Bench(gpus=2), []
+    epoch_s = 20 * 0.5 * V100.slowdown(RESNET, 250)
+    epoch_j = 0.5 * 2 * epoch_s * V100.power_w(RESNET, 250) + 0.5 * 2 * (max_power_w or 250) * epoch_s
+    loader = EnergyLoader(
+        data(20),
+        epochs=10,
+        cost_threshold_j=3.5 * epoch_j,
+        max_power_w=max_power_w,
+        sensors=bench.gpus,
+        clock=bench.clock,
+        tell=said.append,
+    )
+    list(bench.train(loader, evaluation_s=0.0))
+    assert (loader.report.epochs, loader.report.stopped) == (3, "cost")
+    assert loader.report.cost_j == pytest.approx(3 * epoch_j)
+    assert "left alone" in said[0]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -14,14 +15,18 @@ import pytest
 from penstock.core import Measurement, Source, VirtualClock
 from penstock.core.errors import InvalidInput, NotPermitted, Unsupported
 from penstock.energy import (
+    V100,
+    V100_LOADS,
     EtaCost,
     FileCache,
     LeastEnergy,
+    LeastTime,
     LimitGuard,
     LimitOptions,
     NvmlSensor,
     PowerLimiter,
     ReplaySensor,
+    SimulatedGpu,
     make_meter,
     would_have_taken,
 )
@@ -457,3 +462,37 @@ def test_one_watchdog_serves_a_process_for_many_trainings(gpus, nvml_library):
     process.stdout.close()
     assert wait_for_limit(stub, 220.0) == 220.0
     watchdog.wait(20)  # and is gone
+
+
+def test_a_profile_of_a_card_of_the_same_name_that_takes_higher_limits(tmp_path):
+    """As cards of one chip from several makers do: what this one does not take is not set."""
+    clock, load = VirtualClock(), V100_LOADS["resnet50", 256]
+    cache = FileCache(tmp_path / "profiles.json")
+
+    def train(model, rule):
+        gpu = SimulatedGpu(clock, model)
+        with PowerLimiter([gpu], rule=rule, cache=cache, now=clock.now_s) as limiter:
+            limiter.epoch_begin()
+            gpu.run(load)
+            first_w = gpu.power_limit_w()
+            for _ in range(400):
+                clock.advance_to(clock.now_s() + 0.2 * gpu.slowdown())
+                limiter.iteration()
+            limiter.epoch_end()
+            return first_w, limiter.report
+
+    _, report = train(V100, LeastTime())
+    assert report.best.limit_w == 250
+    lower = replace(V100, max_limit_w=210.0)
+    first_w, report = train(lower, LeastTime())
+    assert (first_w, report.best.limit_w) == (
+        200.0,
+        200.0,
+    )  # from the first iteration: nothing is profiled again
+    cost = {
+        w: V100.epoch_s(load, w) * (0.5 * V100.power_w(load, w) + 0.5 * 210)
+        for w in (100, 125, 150, 175, 200)
+    }
+    assert train(lower, EtaCost(0.5))[0] == min(cost, key=cost.__getitem__)
+    none = replace(V100, min_limit_w=90.0, max_limit_w=95.0)
+    assert train(none, LeastTime())[1].best.limit_w == 95  # nothing of it is known: profiled

@@ -182,6 +182,8 @@ def test_what_a_meter_refuses(simulated):
         Meter([])
     with pytest.raises(InvalidInput, match="counted twice"):
         Meter([gpu, gpu])
+    with pytest.raises(InvalidInput, match="id gpu:0"):  # a window could not tell them apart
+        Meter([gpu, SimulatedGpu(VirtualClock())])
     with pytest.raises(InvalidInput, match="Nothing has been metered"):
         meter.energy
 

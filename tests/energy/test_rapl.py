@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import NotPermitted, SensorError
-from penstock.energy import EstimateSensor, cpu_sensors, rapl_sensors
+from penstock.energy import EstimateSensor, Meter, cpu_sensors, rapl_sensors
 from penstock.energy._rapl import RaplDomain, RaplSensor, find_domains, unwrap
 
 RANGE_UJ = 262_143_328_850
@@ -36,6 +36,22 @@ def test_what_a_server_adds_up(powercap):
     assert [domain.id for domain in find_domains(root)] == ["cpu:0", "memory:0", "cpu:1", "memory:1"]
     assert [domain.id for domain in find_domains(root, psys=True)] == ["psys:0"]
     assert all("mmio" not in str(domain.path) for domain in find_domains(root))
+
+
+def test_every_die_of_every_package_is_counted(powercap):
+    """Since Linux 5.3 a package of several dies has a counter for each, "package-0-die-1"."""
+    drawn_uj = {"package-0-die-0": 1 << 24, "package-0-die-1": 1 << 25, "package-1-die-0": 1 << 26}
+    drawn_uj["package-1-die-1"] = 1 << 27
+    root = powercap({f"intel-rapl:{n}": (label, 0, RANGE_UJ) for n, label in enumerate(drawn_uj)})
+    sensors = rapl_sensors(root)
+    window = Meter(sensors).window()
+    for n, count in enumerate(drawn_uj.values()):
+        (root / f"intel-rapl:{n}" / "energy_uj").write_text(f"{count}\n")
+    time.sleep(0.01)  # longer than the counters' step
+    assert window.end().energy.joules == pytest.approx(sum(drawn_uj.values()) / 1e6)
+    assert len(window.devices) == 4
+    for sensor in sensors:
+        sensor.close()
 
 
 def test_without_psys_the_packages_are_taken(powercap):

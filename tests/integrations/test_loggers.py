@@ -9,7 +9,9 @@ from penstock import integrations
 from penstock.core import TrialStatus
 from penstock.core.errors import InvalidInput
 from penstock.integrations._inline import Inline
+from penstock.integrations._listen import Listener
 from penstock.report import read_journal
+from penstock.store import open_store
 
 from .conftest import make_study
 
@@ -18,6 +20,37 @@ from .conftest import make_study
 def own_registry(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+
+# --- all loggers ---------------------------------------------------------------------------------------------
+
+
+class Mute(Listener):
+    """A logger of a tool that is told nothing."""
+
+    tool = "mute"
+    energy_j = 0.0
+
+    def _begin(self, name, goal, state):
+        """Nothing."""
+
+    def _sync(self, record):
+        """Nothing."""
+
+    def _finish(self, goal, state):
+        self.energy_j = state.energy.joules
+
+
+def test_what_a_study_draws_is_counted_once_however_many_listen(tmp_path):
+    logger = Mute(Mute(None))
+    study = make_study(str(tmp_path / "study.db"))
+    study.run(view=logger)
+    drawn = 0.0
+    with open_store(tmp_path / "study.db", write=False) as journal:
+        for _, event in journal.read(1):
+            drawn += event.energy.joules if getattr(event, "energy", None) is not None else 0.0
+    assert study.energy.joules == pytest.approx(drawn)
+    assert logger.energy_j == pytest.approx(drawn)
 
 
 # --- TensorBoard ---------------------------------------------------------------------------------------------

@@ -49,6 +49,33 @@ def test_optuna_reads_a_finished_study(store, tmp_path):
     assert len(export_optuna(store, storage).trials) == len(state.trials)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_what_violates_a_limit_is_not_the_best_in_optuna_either(tmp_path, early):
+    def train(run):
+        for _ in run.epochs(2):
+            run.report(loss=1 / run.config["width"], power_w=10.0 * run.config["width"])
+
+    path, storage = str(tmp_path / "s.db"), optuna.storages.InMemoryStorage()
+    options = {"scheduler": pk.Full(epochs=2), "sampler": pk.Grid(), "executor": Inline(), "store": path}
+    pk.Study(
+        train,
+        {"width": pk.Choice(1, 2, 4, 8)},
+        minimize="loss",
+        limits=[pk.power_w <= 40],
+        budget=pk.Budget(epochs=3) if early else pk.Budget(),
+        **options,
+    ).run()
+    exported = export_optuna(path, storage)
+    if early:  # some have not ended, and are brought up to date
+        pk.Study.load(path, budget=pk.Budget()).run()
+        exported = export_optuna(path, storage)
+    best = pk.Study.load(path).best
+    assert best.config == {"width": 4}
+    assert len(exported.trials) == 4
+    assert exported.best_trial.user_attrs["penstock:trial"] == best.id
+    assert exported.best_value == 1 / 4
+
+
 def test_a_study_that_goes_on_is_brought_up_to_date(tmp_path):
     path, storage = str(tmp_path / "s.db"), optuna.storages.InMemoryStorage()
     make_study(path, budget=pk.Budget(epochs=3)).run()

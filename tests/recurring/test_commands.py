@@ -110,12 +110,16 @@ def test_sigterm_is_handled_as_before_once_the_runs_are_over(tmp_path: Path):
         "    return job\n"
         "def makes(store=None):\n"
         "    return job\n"
+        "def fails():\n"
+        "    return {}['default']\n"
     )
     before = signal.getsignal(signal.SIGTERM)
     assert "reached the target" in invoke("recur", str(path))
     assert "reached the target" in invoke("recur", f"{path}:makes")
     assert signal.getsignal(signal.SIGTERM) == before
-    refused(r"needs can't be called without arguments .*'store'", "recur", f"{path}:needs")
+    refused(r"needs is a function that can't be called without arguments .*'store'", "recur", f"{path}:needs")
+    # Where it failed, in the user's own file, and none of our frames.
+    refused(r"fails failed:\n(?s:.*)line 11, in fails\n(?s:.*)KeyError: 'default'", "recur", f"{path}:fails")
 
 
 @pytest.mark.parametrize("name", ["jobs.store", "jobs", "jobs.sqlite", "jobs.db.old"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core import Source, VirtualClock
-from penstock.core.errors import InvalidInput, StoreCorrupt, TrialError, Unsupported
+from penstock.core.errors import InvalidInput, SensorError, StoreCorrupt, TrialError, Unsupported
 from penstock.energy import V100_LOADS, SimulatedGpu
 from penstock.recurring import Decision, RecurringJob
 from penstock.store import open_store
@@ -473,3 +473,60 @@ def test_many_processes_on_postgresql():
             check_many_processes(server.url)
     except Unsupported as error:
         pytest.skip(str(error))
+
+
+def test_a_sensor_that_fails_once_does_not_end_a_run():
+    """Without limits all epochs are alike: what the others drew tells what the one that was not read did."""
+    trainer = Trainer()
+    read, failing = trainer.gpu.energy_j, []
+    load, model = V100_LOADS["shufflenet-adadelta", 1024], trainer.gpu.model
+
+    def energy_j() -> float:
+        if failing:
+            failing.pop()
+            raise SensorError("NVML can't read it: Timeout.")
+        return read()
+
+    def train(run) -> None:
+        for epoch in run.epochs():
+            trainer.gpu.run(load)
+            trainer.clock.advance_to(trainer.clock.now_s() + model.epoch_s(load, 250.0))
+            trainer.gpu.idle()
+            if epoch == 3:
+                failing.append(True)
+            run.report(accuracy=0.1 * (epoch + 1))
+
+    trainer.gpu.energy_j = energy_j
+    job = RecurringJob(
+        "nightly",
+        train,
+        batch_sizes=[1024],
+        target=("accuracy", 0.6),
+        max_epochs=9,
+        limits_w=[250.0],
+        sensors=[trainer.gpu],
+        clock=trainer.clock,
+    )
+    with pytest.warns(RuntimeWarning, match="estimated by those before it: NVML can't read it: Timeout"):
+        done = job.run()
+    assert (done.reached, done.epochs, done.tries) == (True, 6, 1)
+    epoch_s = model.epoch_s(load, 250.0)
+    assert done.time_s == pytest.approx(6 * epoch_s)
+    assert done.energy_j == pytest.approx(6 * epoch_s * model.power_w(load, 250.0))
+
+
+def test_without_permission_a_run_says_nothing_of_the_limit_it_should_have_had():
+    """A job that has learnt a limit as root, run again by somebody who may not set it."""
+    trainer = Trainer()
+    job = trainer.job(batch_sizes=[1024])
+    learnt = [job.run(), job.run()][-1].decision.limit_w
+    assert learnt is not None
+    assert learnt < 250.0
+    known = job.history.profile(trainer.gpu.name, 1024)[learnt]
+    load, model = V100_LOADS["shufflenet-adadelta", 1024], trainer.gpu.model
+    assert known == pytest.approx((model.epoch_s(load, learnt), model.power_w(load, learnt)))
+    trainer.gpu._may_set = False
+    done = job.run()
+    assert set(trainer.limits[-1]) == {250.0}
+    assert done.decision.limit_w is None
+    assert job.history.profile(trainer.gpu.name, 1024)[learnt] == known

@@ -101,6 +101,32 @@ def table_of(text: str, title: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 
 
+def test_what_violates_a_limit_is_neither_best_nor_on_the_front():
+    events = journal(3)
+    goal = Goal.of("loss", None)
+    known = {}
+    for record in Folded.of("plain", goal, events).state.trials.values():
+        if record.status is not TrialStatus.FAILED and math.isfinite(record.metrics.get("loss", math.nan)):
+            joules = math.fsum(report.energy.joules for report in record.reports if report.energy is not None)
+            known[record.id] = (record.metrics["loss"], math.fsum(r.train_s for r in record.reports), joules)
+    over = sorted(known, key=known.__getitem__)[:3]
+    now_s = events[-1].time_s
+    events += [Noted(now_s, "limit_violated", {"limit": "power_w <= 90 W"}, trial) for trial in over]
+    folded = Folded.of("limited", goal, events)
+    kept = {trial: own for trial, own in known.items() if trial not in over}
+    front = {
+        trial
+        for trial, own in kept.items()
+        if not any(o != own and all(a <= b for a, b in zip(o, own, strict=True)) for o in kept.values())
+    }
+    text = report_markdown(folded, {})
+    assert {int(row[0]) for row in table_of(text, "Pareto front")} == front
+    best_first = sorted(kept, key=kept.__getitem__)
+    assert [int(row[0]) for row in table_of(text, "Best trials")][: len(kept)] == best_first
+    assert f"(trial {best_first[0]}," in text.split("## ")[0]
+    assert {point["trial"] for point in views.pareto(folded)["points"]} == set(known)  # all are shown
+
+
 def test_markdown_report_has_front_failures_and_log():
     folded, jobs = everything()
     text = report_markdown(folded, jobs)

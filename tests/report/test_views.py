@@ -117,6 +117,21 @@ def test_saved_is_what_stopped_trials_would_have_drawn_up_to_the_longest():
     assert "8 epochs" in saved["baseline"]
 
 
+def test_saved_counts_epochs_however_seldom_trials_report():
+    # As above, but each trial reports at every second epoch only, of what two epochs drew.
+    energy = Measurement(20.0, "J", Source.MEASURED)
+    events: list[Event] = [SessionOpened(0.0)]
+    for trial, epochs in ((0, 8), (1, 2), (2, 4)):
+        status = TrialStatus.COMPLETED if epochs == 8 else TrialStatus.STOPPED
+        events += [made(trial), Started(0.0, trial, 0, (Share("d"),))]
+        events += [Reported(1.0, trial, e, {"loss": 1.0}, 4.0, energy) for e in range(2, epochs + 1, 2)]
+        events.append(Ended(20.0, trial, status, epochs))
+    saved = views.overview(folded_of(events))["saved"]
+    assert saved["epochs"] == 10
+    assert saved["energy"]["value"] == pytest.approx(100.0)
+    assert saved["train_s"] == pytest.approx(20.0)
+
+
 def test_watts_now_are_those_of_running_trials():
     events = [SessionOpened(0.0), made(0), *ran(0, 3, joules=100.0), made(1), *ran(1, 2, joules=30.0)]
     assert views.overview(folded_of(events))["watts"]["value"] == pytest.approx(100 / 2 + 30 / 2)
@@ -158,6 +173,35 @@ def test_history_is_the_running_best_of_reports(seed):
     latest = {t: line[-1][1] for t, line in values_of(events).items()}
     shown = dict(zip(told["points"]["trial"], told["points"]["y"], strict=True))
     assert shown == {t: v if math.isfinite(v) else None for t, v in latest.items()}
+
+
+@pytest.mark.parametrize("x", ["epochs", "trial"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_violates_a_limit_never_was_the_best(seed, x):
+    events = journal(seed)
+    latest = {trial: line[-1][1] for trial, line in values_of(events).items()}
+    over = sorted(latest, key=latest.__getitem__)[::2]  # the best one, and every other
+    notes = [Noted(events[-1].time_s, "limit_violated", {"limit": "power_w <= 90 W"}, t) for t in over]
+    limits = [(power_w <= 90).to_json()]
+    told = views.history(folded_of([*events, *notes], limits=limits), Options(x=x))
+    strict_json(told)
+    best, expected, epochs, seen = math.inf, [], 0, {}
+    for event in events:
+        if isinstance(event, Reported) and event.epoch > seen.get(event.trial, 0):
+            seen[event.trial] = event.epoch
+            epochs += 1
+            if event.trial not in over and event.metrics["loss"] < best:
+                best = event.metrics["loss"]
+                expected.append((epochs, best))
+    if x == "trial":
+        expected, best = [], math.inf
+        for trial in sorted(set(latest) - set(over) - failed_in(events)):
+            if latest[trial] < best:
+                best = latest[trial]
+                expected.append((trial, best))
+    steps = list(zip(told["best"]["x"], told["best"]["y"], strict=True))
+    assert steps[:-1] == expected
+    assert set(told["points"]["trial"]) == set(latest)  # they are shown
 
 
 def test_history_by_trial_is_the_best_up_to_each_number(simulated, events):

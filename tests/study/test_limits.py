@@ -16,6 +16,7 @@ from penstock.report import read_journal, summary_text
 from penstock.report._static import write_report
 from penstock.sample import Observation
 from penstock.store import open_store
+from penstock.study._bounds import measured
 
 SPACE = pk.Space(
     width=pk.Int(1, 64, structural=True),
@@ -219,6 +220,55 @@ def test_what_nobody_has_profiled_is_learned_from_what_the_study_measures_itself
     assert len(over) >= 3
     assert max(over) < 12
     assert seconds(done.best.config, 0) <= 3.0
+
+
+@pytest.mark.parametrize("more", [{}, {"warm_start": [{"width": 32, "depth": 1}]}])
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_grid_that_was_interrupted_goes_on_to_its_end(tmp_path, limited, more):
+    """Wrapped by limits or a warm start it still ends by itself, and needs no number of trials."""
+    space = pk.Space(width=pk.Choice(8, 16, 32, 64), depth=pk.Choice(1, 4, 8))
+    limit = pk.Quantity("cells", of=lambda c: c["width"] * c["depth"]) <= 64
+    store = str(tmp_path / "grid.db")
+    study(
+        lambda run: run.report(error=1.0),
+        space=space,
+        sampler=pk.Grid(),
+        limits=[limit] if limited else (),
+        scheduler=pk.Full(epochs=1),
+        budget=pk.Budget(epochs=2),
+        store=store,
+        **more,
+    ).run()
+    assert len(pk.Study.load(store).trials) < 4
+    done = pk.Study.load(store, budget=pk.Budget()).run()
+    first = [(w["width"], w["depth"]) for w in more.get("warm_start", ())]
+    expected = [(w, d) for w in (8, 16, 32, 64) for d in (1, 4, 8) if w * d <= 64 or not limited]
+    assert [(t.config["width"], t.config["depth"]) for t in done.trials] == first + expected
+    assert [t.id for t in pk.Study.load(store).trials] == list(range(len(first + expected)))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_an_epoch_is_one_however_seldom_a_training_reports(every):
+    def seconds(config, epoch):
+        return 0.1 * config["width"] + 1.0
+
+    def seldom(run):
+        for epoch in run.epochs(6):
+            if (epoch + 1) % every == 0:
+                run.report(error=1.0)
+
+    done = study(
+        seldom,
+        limits=[pk.epoch_s <= 3.0],
+        sampler=pk.Random(),
+        scheduler=pk.Full(trials=12, epochs=6),
+        executor=pk.Simulated(devices=1, seconds=seconds),
+    ).run()
+    over = [t.id for t in done.trials if seconds(t.config, 0) > 3.0]
+    assert 0 < len(over) < 12
+    assert [t.id for t in done.trials if t.violated] == over
+    for trial in done.trials:
+        assert measured(trial)["epoch_s"] == pytest.approx(seconds(trial.config, 0))
 
 
 @pytest.mark.parametrize("name", ["Random", "TPE", "Walk", "HW-IECI", "WarmStart"])

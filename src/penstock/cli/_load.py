@@ -37,8 +37,8 @@ def load(target: str, default: str) -> Any:
     return value
 
 
-def call(function: Any, target: str) -> Any:
-    """What a user's function without arguments returns.
+def call(function: Any, target: str, wanted: str = "Study") -> Any:
+    """What a user's function without arguments returns; ``wanted`` says what that should be.
 
     Raises:
         InvalidInput: It needs arguments, or it fails; shows the user's traceback.
@@ -47,8 +47,8 @@ def call(function: Any, target: str) -> Any:
         inspect.signature(function).bind()
     except TypeError as error:
         raise InvalidInput(
-            f"{target} is a function that can't be called without arguments ({error}). Name a Study, or a function "
-            "without arguments that returns one."
+            f"{target} is a function that can't be called without arguments ({error}). Name a {wanted}, or a "
+            "function without arguments that returns one."
         ) from None
     except ValueError:
         pass  # a built-in that does not tell

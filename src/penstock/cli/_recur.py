@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -37,12 +36,12 @@ def recur(
         found = _stored(target)
         print(json.dumps(found) if as_json else "\n\n".join(_status_text(one) for one in found))
         return
-    from penstock.cli._load import load
+    from penstock.cli._load import call, load
     from penstock.recurring import RecurringJob
 
     job = load(target, "job")
     if callable(job) and not isinstance(job, RecurringJob):
-        job = _made(job, target)
+        job = call(job, target, "RecurringJob")
     if not isinstance(job, RecurringJob):
         raise InvalidInput(
             f"{target} is not a penstock.RecurringJob (nor a function that returns one), but {job!r}."
@@ -75,19 +74,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
-
-
-def _made(make: Callable[[], Any], target: str) -> Any:
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        raise InvalidInput(
-            f"{target} can't be called without arguments ({error}): name a RecurringJob, or a function without "
-            "arguments that returns one."
-        ) from error
-    except ValueError:
-        pass  # a built-in that does not tell
-    return make()
 
 
 def _is_store(target: str) -> bool:

@@ -6,7 +6,8 @@ journalled; a resume, a report and the dashboard apply the journal from the star
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,7 @@ class TrialRecord:
             in the end: when it was started, early, nobody could know.
         once_j: As ``energy``, in joules, but with each epoch only once: what it would have drawn undisturbed.
         once_s: As ``train_s``, likewise.
+        trained: Epochs of its own up to the latest report: without those of the trial that it was copied from.
     """
 
     id: int
@@ -81,6 +83,7 @@ class TrialRecord:
     overtaken: bool = False
     once_j: float | None = None
     once_s: float = 0.0
+    trained: int = 0
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
     _members: int = 1  # of the fused training it runs in: they share the device's time
@@ -94,6 +97,21 @@ class TrialRecord:
     def is_target(self) -> bool:
         """Whether it trains the full model in a study that tunes a narrow twin of it."""
         return self.segment.options.get("model") == "target"
+
+    def per_epoch(self, of: Callable[[Reported], float | None]) -> float | None:
+        """The mean over its epochs of a figure of its reports, each of which is of all epochs since the one before.
+
+        Args:
+            of: The figure of a report; None: that one does not tell.
+        """
+        total, epochs, before = 0.0, 0, self.epoch - self.trained
+        for report in self.reports:
+            value = of(report)
+            if value is not None:
+                total += value
+                epochs += report.epoch - before
+            before = report.epoch
+        return total / epochs if epochs else None
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -174,6 +192,17 @@ class StudyState:
         for event in events:
             state.apply(event)
         return state
+
+    def copy(self) -> StudyState:
+        """The same state, to be moved on by itself; what is frozen (reports, notes, sessions) is shared."""
+        own = copy.copy(self)
+        own.counts, own._energy = copy.copy(self.counts), copy.copy(self._energy)
+        own.notes, own.sessions, own.devices = list(self.notes), list(self.sessions), set(self.devices)
+        own.trials = {}
+        for number, record in self.trials.items():
+            twin = own.trials[number] = copy.copy(record)
+            twin.reports, twin.saved = list(record.reports), dict(record.saved)
+        return own
 
     @property
     def energy(self) -> Measurement | None:
@@ -313,7 +342,9 @@ class StudyState:
         if event.epoch <= record.epoch:
             return False
         copied = not record.reports and record.segment.copy_from is not None  # those epochs are another's
-        self.epochs += max(1, event.epoch - (record.segment.start if copied else record.epoch))
+        trained = max(1, event.epoch - (record.segment.start if copied else record.epoch))
+        self.epochs += trained
+        record.trained += trained
         record.epoch = event.epoch
         record.once_s += event.train_s or 0.0
         self._count_once(record, event.energy)
@@ -377,6 +408,7 @@ class StudyState:
             assert record.epoch == (epochs[-1] if epochs else 0)
         assert tally == self.counts, f"{tally} != {self.counts}"
         assert self.reports == sum(len(record.reports) for record in self.trials.values())
+        assert self.epochs == sum(record.trained for record in self.trials.values())
         assert self.reports <= self.epochs <= sum(record.epoch for record in self.trials.values())
 
 

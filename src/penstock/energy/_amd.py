@@ -85,13 +85,13 @@ class AmdSensor(Sensor):
 
     @property
     def power_limit_range_w(self) -> tuple[float, float] | None:
-        """Lowest and highest power cap."""
+        """Lowest and highest power cap; None where the driver tells no lowest one (0 W): none can be profiled then."""
         try:
             info = self._call("amdsmi_get_power_cap_info")
             low, high = float(info["min_power_cap"]) / 1e6, float(info["max_power_cap"]) / 1e6
         except (SensorError, KeyError, ValueError, TypeError):
             return None
-        return (low, high) if 0 <= low < high else None
+        return (low, high) if 0 < low < high else None
 
     def power_limit_w(self) -> float:
         """The power cap now."""

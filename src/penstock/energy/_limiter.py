@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
@@ -183,6 +183,7 @@ class PowerLimiter:
         self._machine: PowerLimitOptimizer | None = None
         self._known: PowerProfile | None = None
         self._begun = 0  # limits that an earlier training has profiled
+        self._max_power_w: float | None = None
         self._reason = ""
         self._saved = False
 
@@ -201,13 +202,16 @@ class PowerLimiter:
         """Take the limits over, if that is possible. Nothing changes before."""
         self._known = self._load(self._key)
         try:
+            ranges = [range_w for sensor in self._sensors if (range_w := sensor.power_limit_range_w)]
+            low_w = max((range_w[0] for range_w in ranges), default=0.0)
+            high_w = min((range_w[1] for range_w in ranges), default=0.0)
+            if len(ranges) == len(self._sensors):
+                self._max_power_w = high_w * self._world_size
             self._guard.hold()
-            ranges = [sensor.power_limit_range_w for sensor in self._sensors]
-            low_w = max(range_w[0] for range_w in ranges if range_w is not None)
-            high_w = min(range_w[1] for range_w in ranges if range_w is not None)
         except (NotPermitted, Unsupported, SensorError) as error:
             self._give_up(f"The power limit stays as it is: {error}")
             return
+        self._known = self._taken(low_w, high_w)
         slice_s, warmup_s, settle_s = self._slices
         begun = self._load(part_key(self._key)) if self._known is None else None
         self._machine = PowerLimitOptimizer(
@@ -270,11 +274,8 @@ class PowerLimiter:
 
     @property
     def max_power_w(self) -> float | None:
-        """Zeus's MAXPOWER of the whole job, None where GPUs have no limits."""
-        ranges = [sensor.power_limit_range_w for sensor in self._sensors]
-        if any(range_w is None for range_w in ranges):
-            return None
-        return min(range_w[1] for range_w in ranges if range_w is not None) * self._world_size
+        """Zeus's MAXPOWER of the whole job, as it was at the start; None where GPUs have no limits."""
+        return self._max_power_w
 
     @property
     def report(self) -> LimitReport:
@@ -346,6 +347,13 @@ class PowerLimiter:
     def _give_up(self, text: str) -> None:
         self._reason = text
         self._tell(text)
+
+    def _taken(self, low_w: float, high_w: float) -> PowerProfile | None:
+        """The known profile, of the limits that these devices take: cards of one name may take different ones."""
+        if self._known is None:
+            return None
+        limits = tuple(seen for seen in self._known.limits if low_w <= seen.limit_w <= high_w)
+        return replace(self._known, max_limit_w=high_w, limits=limits) if limits else None
 
     def _load(self, key: str) -> PowerProfile | None:
         value = self._cache.get(key) if self._cache is not None else None

@@ -210,7 +210,7 @@ class Meter:
         clock: Measures the windows' length; the machine's monotonic clock if None.
 
     Raises:
-        InvalidInput: No sensors, or two that count the same joules.
+        InvalidInput: No sensors, two that count the same joules, or two of one id.
     """
 
     def __init__(self, sensors: Sequence[Sensor] | None = None, *, clock: Clock | None = None) -> None:
@@ -231,6 +231,10 @@ class Meter:
         doubled = sorted({key for key in keys if keys.count(key) > 1})
         if doubled:
             raise InvalidInput(f"These devices would be counted twice: {', '.join(doubled)}.")
+        ids = [sensor.id for sensor in sensors]
+        alike = sorted({each for each in ids if ids.count(each) > 1})
+        if alike:  # a window tells energies by id: one of two would be lost
+            raise InvalidInput(f"Several sensors have the id {', '.join(alike)}: give each its own.")
         self.sensors: tuple[Sensor, ...] = tuple(sensors)
         self._now: Callable[[], float] = time.monotonic if clock is None else clock.now_s
         self._lock = threading.Lock()

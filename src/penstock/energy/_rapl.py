@@ -27,7 +27,7 @@ class RaplDomain:
     Attributes:
         path: Its folder.
         label: The kernel's name for it: ``package-0``, ``dram``, ``psys``.
-        id: ``"cpu:0"`` for package 0, ``"memory:0"`` for its memory, ``"psys:0"``.
+        id: ``"cpu:0"`` for package 0 (``"cpu:0.1"`` for its second die), ``"memory:0"`` for its memory, ``"psys:0"``.
         kind: What it measures.
     """
 
@@ -58,7 +58,8 @@ def find_domains(root: Path = ROOT, *, psys: bool = False) -> list[RaplDomain]:
             continue
         if not label.startswith("package") or label in found:
             continue
-        number = label.rpartition("-")[2]
+        # "0", or "0.1" where packages have dies.
+        number = label.removeprefix("package-").replace("-die-", ".")
         found[label] = RaplDomain(zone, label, f"cpu:{number}", DeviceKind.CPU)
         for child in sorted(zone.glob(f"{zone.name}:*")):
             if _text(child / "name") == "dram":

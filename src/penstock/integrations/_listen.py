@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import queue
 import threading
 from abc import abstractmethod
@@ -73,7 +72,7 @@ class Listener(View):
     def open(self, name: str, goal: Goal, state: StudyState, slots: int) -> None:
         """Begin to listen."""
         self._shown.open(name, goal, state, slots)
-        own = _copied(state)  # the study's own moves on while the tool is slow
+        own = state.copy()  # the study's own moves on while the tool is slow
         self._problem = ""
         self._thread = threading.Thread(
             target=self._listen, args=(name, goal, own), name=f"penstock-{self.tool}", daemon=True
@@ -119,18 +118,6 @@ class Listener(View):
             self._problem = f"{self.tool} was not told of everything: {type(error).__name__}: {error}"
             while self._events.get() is not None:
                 pass
-
-
-def _copied(state: StudyState) -> StudyState:
-    """The state, to be moved on by itself. Reports and the like are frozen and shared."""
-    own = copy.copy(state)
-    own.counts, own.notes, own.sessions = copy.copy(state.counts), list(state.notes), list(state.sessions)
-    own.trials = {}
-    for number, record in state.trials.items():
-        twin = copy.copy(record)
-        twin.reports, twin.saved = list(record.reports), dict(record.saved)
-        own.trials[number] = twin
-    return own
 
 
 def folded(source: str | Path | Study, name: str | None) -> tuple[str, Goal, StudyState]:

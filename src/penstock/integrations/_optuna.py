@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _NUMBER = "penstock:trial"
 _BEGAN = "penstock:began_s"
+_CONSTRAINTS = "constraints"  # Optuna's own
 _STATES = {
     TrialStatus.WAITING: TrialState.WAITING,
     TrialStatus.RUNNING: TrialState.RUNNING,
@@ -54,7 +55,7 @@ def export_optuna(
 
     Called again with the same study, it brings the export up to date: ended trials stay as they are, those that went
     on get their new values, new ones are added. Reports of one objective are intermediate values. Energy, status and
-    other metrics are user attributes.
+    other metrics are user attributes. Trials that violate a limit violate a constraint there.
 
     Args:
         source: A store's path or URL, or a Study.
@@ -111,6 +112,8 @@ def _update(study: optuna.Study, old: FrozenTrial, record: TrialRecord, goal: Go
     for attribute, told in _attributes(record).items():
         if old.user_attrs.get(attribute) != told:
             storage.set_trial_user_attr(key, attribute, told)
+    if record.violated:
+        storage.set_trial_system_attr(key, _CONSTRAINTS, _excess(record))
     state = _state_of(record, goal)
     if state is not old.state:  # last: nothing of an ended trial can change
         storage.set_trial_state_values(key, state, _values(record, goal) if state.is_finished() else None)
@@ -189,9 +192,14 @@ def _frozen(record: TrialRecord, goal: Goal, space: Space) -> FrozenTrial:
         params=params,
         distributions=distributions,
         user_attrs=_attributes(record),
-        system_attrs={},
+        system_attrs={_CONSTRAINTS: _excess(record)} if record.violated else {},
         intermediate_values=_curve(record, goal) if len(goal.objectives) == 1 else {},
     )
+
+
+def _excess(record: TrialRecord) -> list[float]:
+    """As Optuna keeps constraints: above 0 is violated, and the trial is never the best."""
+    return [1.0 for _ in record.violated]
 
 
 def _distribution(domain: Domain) -> BaseDistribution:

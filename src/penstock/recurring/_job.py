@@ -65,7 +65,7 @@ class Recurrence:
     """What became of one recurrence, retries included.
 
     Attributes:
-        decision: The last run's decision.
+        decision: The last run's decision, with the power limit it ended at; None: none was set.
         reached: Whether the target was reached.
         epochs: Epochs of the last run.
         time_s: Time of all its runs.
@@ -364,7 +364,9 @@ class RecurringJob:
                 if done.result.reached:
                     break
         spec = self._spec_for(self._data(), limits_w)
-        if decision.limit_w is None and done.result.profile and spec.limits_w:
+        if not done.limited:
+            decision = replace(decision, limit_w=None)
+        elif decision.limit_w is None and done.result.profile and spec.limits_w:
             limit_w, _ = best_limit(done.result.profile, eta=spec.eta, max_power_w=spec.max_power_w)
             decision = replace(decision, limit_w=limit_w or None)
         if raise_on_failure and done.result.error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -49,7 +50,7 @@ class Gauge:
         self.epochs = 0
         self.last_cost = 0.0
         self._sums: dict[float, tuple[int, float, float]] = {}
-        self._limit_w = decision.limit_w
+        self._limit_w = None if guard is None else decision.limit_w
         self._changed = False  # the limit changed within the present epoch
         self._iterated = False  # iterations were told of, ever
         self._samples = 0.0  # in the present epoch
@@ -134,13 +135,19 @@ class Gauge:
         if self._window is None:
             return None
         window, self._window = self._window.end(), None
-        energy: Measurement = window.energy
+        unread: SensorError | None = None
+        try:
+            energy: Measurement = window.energy
+        except SensorError as error:
+            energy, unread = self._guessed(window.time_s, error), error
         self._read(energy.source)
         before, begun = self.cost, (self.time_s, self.energy_j)
         self.time_s += window.time_s
         self.energy_j += energy.joules
         self.epochs += 1
         self.last_cost = self.cost - before
+        if unread is not None:
+            return energy  # it tells nothing of the limit it ran at
         if not self._changed:
             n, time_s, energy_j = self._sums.get(self._limit_w or 0.0, (0, 0.0, 0.0))
             self._sums[self._limit_w or 0.0] = (n + 1, time_s + window.time_s, energy_j + energy.joules)
@@ -171,6 +178,17 @@ class Gauge:
                     self._read(energy.source)
                 return
             self._read(Source.ESTIMATED)  # a part of the sum is missing
+
+    def _guessed(self, time_s: float, error: SensorError) -> Measurement:
+        """What an epoch drew that no sensor told of: as much as those before it, in its time.
+
+        Raises:
+            SensorError: There are none before it: nothing of this run is known.
+        """
+        if not self.time_s > 0.0:
+            raise error
+        warnings.warn(f"The energy of an epoch is estimated by those before it: {error}", RuntimeWarning, 2)
+        return Measurement(self.energy_j / self.time_s * time_s, "J", Source.ESTIMATED, 0.5)
 
     def _read(self, source: Source) -> None:
         self._source = source if self._source is None else max(self._source, source)
@@ -217,12 +235,14 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What became of one run: its result, its last metrics and where the energy figure comes from."""
+    """What became of one run: its result, its last metrics, where the energy figure comes from, why it ended, and
+    whether power limits could be set."""
 
     result: Result
     metrics: Mapping[str, float]
     source: Source
     reason: str
+    limited: bool
 
 
 def launch(
@@ -277,4 +297,4 @@ def launch(
         gauge.measured,
         error,
     )
-    return Launched(result, judge.last, gauge.source, end.reason or error)
+    return Launched(result, judge.last, gauge.source, end.reason or error, guard is not None)

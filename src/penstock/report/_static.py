@@ -346,7 +346,9 @@ def _picture(shown: list[tuple[str, Figure]], width: float, head: str = "") -> b
 def _best_rows(folded: Folded) -> tuple[list[str], list[list[Any]]]:
     objective = folded.goal.objectives[folded.goal.quality or 0]
     best_first = [each.id for each in ranked(folded.goal, folded.state.trials.values()) if each.is_target]
-    most = _TOP if not best_first else 1000  # trained models come before trials of their narrow twin
+    violating = {record.id for record in folded.state.trials.values() if record.violated}
+    # Trained models come before trials of their narrow twin, and what violates a limit is no result.
+    most = 1000 if best_first or violating else _TOP
     options = Options(limit=most, filter="status != failed", descending=objective.maximize)
     columns = views.table(folded, Options(limit=1))["columns"]
     for name in (objective.metric, f"metric.{objective.metric}"):
@@ -359,7 +361,8 @@ def _best_rows(folded: Folded) -> tuple[list[str], list[list[Any]]]:
     else:
         page = views.table(folded, options)
     place, at = {trial: i for i, trial in enumerate(best_first)}, page["columns"].index("trial")
-    rows = sorted(page["rows"], key=lambda row: place.get(row[at], len(place)))
+    kept = [row for row in page["rows"] if row[at] not in violating]
+    rows = sorted(kept, key=lambda row: place.get(row[at], len(place)))
     return page["columns"], rows[:_TOP]
 
 

@@ -51,6 +51,11 @@ class Sampler(ABC):
     learns: bool = True
     """Whether proposals depend on what was told. If not, a scheduler may ask for all at once."""
 
+    @property
+    def ends(self) -> bool:
+        """Whether it runs out of proposals by itself, so that a study of all of them has an end."""
+        return False
+
     @abstractmethod
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin a study of ``space`` with ``objectives`` values per observation (all minimised)."""

@@ -29,6 +29,11 @@ class Grid(Sampler):
         self._space: Space | None = None
         self._rest: Iterator[dict[str, Any]] = iter(())
 
+    @property
+    def ends(self) -> bool:
+        """After the last combination."""
+        return True
+
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin at the first combination.
 

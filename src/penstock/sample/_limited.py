@@ -75,6 +75,11 @@ class Limited(Sampler):
         self.queries: list[int] = []
         """How many proposals were looked at for each trial since ``start``, those of a resume included."""
 
+    @property
+    def ends(self) -> bool:
+        """If the wrapped sampler does."""
+        return self._sampler.ends
+
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin a study."""
         self._space, self._seed, self._asked = space, seed, 0

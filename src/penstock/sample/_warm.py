@@ -56,6 +56,11 @@ class WarmStart(Sampler):
         """A sampler that knows the results of an earlier study from the start."""
         return cls(then=then, observations=observations)
 
+    @property
+    def ends(self) -> bool:
+        """If the sampler that follows does."""
+        return self._then.ends
+
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin with the given configurations.
 

@@ -224,7 +224,7 @@ def compose(
         sampler = TPE()
     if isinstance(sampler, Bayes) and goal is not None:
         sampler = sampler.toward(goal)
-    endless = isinstance(scheduler, Full) and scheduler.trials is None and not isinstance(sampler, Grid)
+    endless = isinstance(scheduler, Full) and scheduler.trials is None and not sampler.ends
     if endless and budget == Budget():
         raise InvalidInput(
             "This study has no end: give Full(trials=...) or budget=Budget(trials=...), (time_s=...) or the like."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from statistics import fmean
 from typing import Any
 
 from penstock.core import Config, Noted, TrialRecord
@@ -120,12 +119,12 @@ def find_predictors(store: Store, work: Any, space: Space, device: str | None) -
 def measured(record: TrialRecord) -> dict[str, float]:
     """What is known of a trial after it ran: its latest metrics, and seconds and joules of its epochs."""
     values = dict(record.metrics)
-    seconds = [report.train_s for report in record.reports if report.train_s is not None]
-    joules = [report.energy.value for report in record.reports if report.energy is not None]
-    if seconds:
-        values.setdefault("epoch_s", fmean(seconds))
-    if joules:
-        values.setdefault("epoch_j", fmean(joules))
+    seconds = record.per_epoch(lambda report: report.train_s)
+    joules = record.per_epoch(lambda report: None if report.energy is None else report.energy.value)
+    if seconds is not None:
+        values.setdefault("epoch_s", seconds)
+    if joules is not None:
+        values.setdefault("epoch_j", joules)
     return values
 
 

@@ -80,10 +80,12 @@ class EnergyLoader(Generic[T]):
 
     Without ``epochs()`` each pass over the loader is an epoch: the power limit is found just the same, but nothing
     stops early and what lies between passes is not counted. Everything else is the wrapped loader's (``len``,
-    ``dataset``, ``batch_size``...). ``close``, the end of a ``with`` block or of ``epochs()`` restore the limits.
+    ``dataset``, ``batch_size``...). ``close``, the end of a ``with`` block or of ``epochs()`` restore the limits; later
+    passes are not counted.
 
     With several processes (``torchrun`` on one machine) the process of local rank 0 meters all of the job's GPUs, sets
-    their limits and decides; the others follow. On several machines limits are left alone.
+    their limits and decides; the others follow. On several machines limits are left alone, and energy and cost are the
+    first one's.
 
     Args:
         loader: Any iterable of batches.
@@ -162,6 +164,7 @@ class EnergyLoader(Generic[T]):
         self._batch_size = batch_size
         self._meter: Meter | None = None
         self._limiter: PowerLimiter | None = None
+        self._own_w: float | None = None  # MAXPOWER of this machine of several
         self._started = self._closed = False
         self._world = _World.find()
         self._window: Window | None = None
@@ -183,6 +186,9 @@ class EnergyLoader(Generic[T]):
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[T]:
+        if self._closed:  # a pass after the training, over its data: none of it
+            yield from self._loader
+            return
         self._start()
         alone = self._window is None  # no epochs() around it: this pass is an epoch
         if alone:
@@ -323,6 +329,7 @@ class EnergyLoader(Generic[T]):
         if not gpus:
             return
         if self._world.machines > 1:
+            self._own_w = sum(range_w[1] for gpu in gpus if (range_w := gpu.power_limit_range_w) is not None)
             self._say(
                 "The job runs on several machines: power limits are left alone, energy is this machine's."
             )
@@ -383,9 +390,11 @@ class EnergyLoader(Generic[T]):
         self._energy = energy if self._energy is None else self._energy + energy
 
     def _max_w(self) -> float | None:
-        if self._limiter is not None and self._max_power_w is None:
-            return self._limiter.max_power_w
-        return None if self._max_power_w is None else self._max_power_w * self._world.size
+        """MAXPOWER of the devices whose energy is counted: on several machines, of this one's."""
+        if self._max_power_w is not None:
+            here = self._world.size if self._world.machines == 1 else self._world.local_size
+            return self._max_power_w * here
+        return self._own_w if self._limiter is None else self._limiter.max_power_w
 
     def _over_cost(self) -> bool:
         """Whether the next epoch, if it costs what they did on average, would go over the threshold (Zeus 4.4)."""

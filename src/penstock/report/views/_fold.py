@@ -11,6 +11,7 @@ from typing import Any, final
 from penstock.core import Ended, Event, Reported, Resized, SessionOpened, Started, StudyState
 from penstock.core.device import Share
 from penstock.goal import Goal, metrics_of
+from penstock.report._read import limits_of
 
 LOG = 20_000
 """So many events are kept for the log; older ones are in the store."""
@@ -83,6 +84,10 @@ class Folded:
         self.spans: list[Span] = []
         self.sessions: list[list[float]] = []  # begin and latest event of each
         self.improvements: list[list[Improvement]] = [[] for _ in goal.objectives]
+        # Under limits, every report: that its trial violates one is known only later.
+        self._told: list[list[Improvement]] | None = (
+            [[] for _ in goal.objectives] if limits_of(self.spec) else None
+        )
         self.last: dict[int, Last] = {}
         self.log: deque[tuple[int, Event]] = deque(maxlen=LOG)
         self._open: dict[int, Span] = {}
@@ -162,11 +167,28 @@ class Folded:
                 value = metrics_of(state.trials[event.trial]).get(objective.metric)
             if value is None or not math.isfinite(value):
                 continue
-            if found and not (value > found[-1].value if objective.maximize else value < found[-1].value):
+            better = not found or (value > found[-1].value if objective.maximize else value < found[-1].value)
+            if not better and self._told is None:
                 continue
-            found.append(
-                Improvement(event.time_s, event.trial, value, state.epochs, energy_j, state.counts.total)
-            )
+            step = Improvement(event.time_s, event.trial, value, state.epochs, energy_j, state.counts.total)
+            if self._told is not None:
+                self._told[self.goal.objectives.index(objective)].append(step)
+            if better:
+                found.append(step)
+
+    def best_so_far(self, place: int) -> list[Improvement]:
+        """The improvements in one objective, those of trials that were measured to violate a limit left out."""
+        found, over = self.improvements[place], {r.id for r in self.state.trials.values() if r.violated}
+        if not any(step.trial in over for step in found):
+            return found
+        best: list[Improvement] = []
+        maximize = self.goal.objectives[place].maximize
+        for step in found if self._told is None else self._told[place]:
+            if step.trial not in over and (
+                not best or (step.value > best[-1].value if maximize else step.value < best[-1].value)
+            ):
+                best.append(step)
+        return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ AXES = {
 def history(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     """Points of trials and steps of the best so far; ``x`` is time, trial, epochs or energy.
 
-    The best so far is the best *report*: a trial that got worse later still set it.
+    The best so far is the best *report*: a trial that got worse later still set it. One that was measured to violate
+    a limit never did.
     """
     options = options or Options()
     objective = objective_at(folded, options.objective)
@@ -50,7 +51,7 @@ def history(folded: Folded, options: Options | None = None) -> dict[str, Any]:
         points.append((places[options.x], value, record.id, record.status.value, record))
     points.sort(key=lambda point: point[0])
     best = []
-    for step in folded.improvements[folded.goal.objectives.index(objective)]:
+    for step in folded.best_so_far(folded.goal.objectives.index(objective)):
         places = {
             "time": (step.time_s - first_s) / per_s,
             "trial": step.trial,
@@ -152,8 +153,8 @@ def _told(record: TrialRecord, metric: str, value: float) -> str:
 
 def _by_trial(points: list[tuple[Any, ...]], objective: Objective) -> list[tuple[float, float, int]]:
     best: list[tuple[float, float, int]] = []
-    for x, value, trial, status, *_ in points:
-        if status == "failed" or value != value:
+    for x, value, trial, status, record in points:
+        if status == "failed" or value != value or record.violated:
             continue
         if not best or (value > best[-1][1] if objective.maximize else value < best[-1][1]):
             best.append((x, value, trial))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
 from typing import Any
 
 from penstock.core import TrialRecord
@@ -126,14 +125,10 @@ def measured_of(record: TrialRecord, name: str) -> float | None:
     """What was measured of a trial: its latest metric of that name; of ``epoch_s`` and ``epoch_j``, the mean."""
     found = metrics_of(record).get(name)
     if found is None and name == "epoch_s":
-        found = _mean([report.train_s for report in record.reports if report.train_s is not None])
+        found = record.per_epoch(lambda report: report.train_s)
     if found is None and name == "epoch_j":
-        found = _mean([report.energy.joules for report in record.reports if report.energy is not None])
+        found = record.per_epoch(lambda report: None if report.energy is None else report.energy.joules)
     return found
-
-
-def _mean(values: list[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def predictions(folded: Folded) -> dict[int, dict[str, tuple[float, float | None]]]:

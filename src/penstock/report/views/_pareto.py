@@ -20,7 +20,8 @@ POINTS = 400
 def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     """Every trial's objectives, energy and training time, and the front over all that are known.
 
-    Failed trials don't count, nor those that lack one of the figures. Where nothing was metered, energy is left out.
+    Failed trials don't count, nor those that lack one of the figures; those that violate a limit are not on the front.
+    Where nothing was metered, energy is left out.
     Once a full model is trained, the front is one of models: its narrow twins would beat it in energy and time.
     """
     options = options or Options()
@@ -38,7 +39,7 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
             continue
         points.append((record, [float(v) for v in values if v is not None]))
     signs = [-1.0 if maximize else 1.0 for maximize in axes.values()]
-    places = list(range(len(points)))
+    places = [i for i, (record, _) in enumerate(points) if not record.violated]
     results = {each.id for each in ranked(folded.goal, folded.state.trials.values()) if each.is_target}
     if results:
         places = [i for i in places if points[i][0].id in results]
