@@ -179,15 +179,62 @@ def test_more_trials_are_those_of_a_study_that_was_allowed_them_at_once(tmp_path
     assert [(t.config, t.seed) for t in more.trials] == [(t.config, t.seed) for t in plain.trials]
 
 
-def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys):
+@pytest.mark.parametrize("sampler", [pk.Random, pk.TPE])
+@pytest.mark.parametrize("kept", [True, False], ids=["stored", "in memory"])
+def test_a_study_without_a_scheduler_goes_on_with_more_trials(tmp_path, kept, sampler):
+    """Its number of trials was its own choice. With a sampler that does not learn they are those of a longer study."""
+    path = tmp_path / "s.db" if kept else False
+    done = study(sampler=sampler(), store=path).run()
+    assert len(done.trials) == 50
+    for limit, count in ((10, 50), (50, 50), (53, 53), (60, 60), (55, 60)):
+        before = [(t.id, t.config, t.epoch) for t in done.trials]
+        if kept:
+            done = pk.Study.load(path, budget=pk.Budget(trials=limit)).run()
+        else:
+            done.budget = pk.Budget(trials=limit)
+            done.run()
+        assert len(done.trials) == count
+        assert [(t.id, t.config, t.epoch) for t in done.trials][: len(before)] == before
+        assert done.state.counts.completed == count
+    assert len(done.state.sessions) == 3  # of five runs, two brought more
+    if sampler is pk.Random:
+        longer = study(scheduler=pk.Full(trials=60)).run()
+        assert [(t.config, t.seed) for t in done.trials] == [(t.config, t.seed) for t in longer.trials]
+
+
+def test_a_study_without_a_scheduler_is_given_more_trials_before_its_end(tmp_path):
     path = tmp_path / "s.db"
-    make = dict(scheduler=pk.PBT(population=6, max_epochs=4, interval=2), store=path)
-    study(budget=pk.Budget(trials=3), **make).run()
+    left = study(store=path, name="left", sampler=pk.TPE())
+    left.budget = pk.Budget(epochs=100)
+    left.run()
+    assert len(left.trials) < 50
+    fewer = pk.Study.load(path, "left", budget=pk.Budget(trials=30)).run()
+    assert fewer.state.counts.completed == 30
+    more = pk.Study.load(path, "left", budget=pk.Budget(trials=40)).run()  # fewer than it has by itself
+    assert more.state.counts.completed == 40
+    unbound = pk.Study.load(path, "left", budget=pk.Budget())
+    assert unbound.run().state.counts.completed == 50  # as many as it has by itself
+    assert pk.Study.load(path, "left", budget=pk.Budget(trials=52)).run().state.counts.completed == 52
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "why"),
+    [
+        (pk.PBT(population=6, max_epochs=4, interval=2), "PBT trains one population"),
+        (pk.Halving(max_epochs=9, trials=3), "all brackets of Halving"),
+    ],
+    ids=["PBT", "Halving"],
+)
+def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys, scheduler, why):
+    path = tmp_path / "s.db"
+    study(budget=pk.Budget(trials=3), scheduler=scheduler, store=path).run()
     assert len(pk.Study.load(path, budget=pk.Budget(trials=6)).run().trials) == 3
-    assert "no more trials" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert why in said
+    assert "no more trials" in said
 
 
-@pytest.mark.parametrize("scheduler", [None, pk.Full(trials=5), pk.ASHA(max_epochs=9, trials=5)])
+@pytest.mark.parametrize("scheduler", [pk.Full(trials=5), pk.ASHA(max_epochs=9, trials=5)])
 def test_a_scheduler_whose_own_number_of_trials_is_done_says_so(tmp_path, capsys, scheduler):
     path = tmp_path / "s.db"
     count = len(study(scheduler=scheduler, budget=None, store=path).run().trials)

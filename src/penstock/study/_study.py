@@ -381,13 +381,12 @@ class Study:
                 for note in engine.state.notes:
                     self._fuser.learn(note, earlier=True)
             counted = self._entry.spec["budget"].get("trials")
-            raised = engine.raised(counted, self.executor.clock.now_s())
-            if engine.finished and (raised is None or not self.scheduler.extends):
-                asked = self.budget.trials or 0
-                if raised is not None or (counted is None and asked > engine.state.counts.total):
+            rebudgeted = engine.rebudgeted(counted, self.executor.clock.now_s())
+            if engine.over_with(rebudgeted):
+                if (self.budget.trials or 0) > engine.state.counts.total:
                     shown.say(
-                        "The study is over: its scheduler brings no more trials, whatever the budget. For more, start "
-                        "another one with warm_start=."
+                        f"The study is over: {self.scheduler.no_more}. So there are no more trials in it than its "
+                        f"{engine.state.counts.total}; for more, start another one with warm_start=."
                     )
                 return self
             if self.chosen is not None and not engine.state.sessions:
@@ -404,7 +403,7 @@ class Study:
             if self._fuser is not None:
                 self._fuser.on(self.executor.slots)
             learned = self._know_overheads(engine, store, files, shown)
-            notes = self._first_notes((raised, learned), engine, shown)
+            notes = self._first_notes((rebudgeted, learned), engine, shown)
             with _old_objects_set_aside():
                 Session(self, engine, store, files, shown, desk).run(notes)
         finally:
