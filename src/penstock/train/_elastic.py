@@ -386,17 +386,10 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
     """A batch's outputs, the buffers after it, and the states of the generators; leaves no trace."""
     import torch
 
-    from penstock.train._loop import _forward, random_state, set_random_state
+    from penstock.train._loop import _forward, no_trace, random_state
 
     model = trainer.model
-    before = random_state(trainer.device)
-    places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
-        (module._buffers, key, buffer, buffer.clone())
-        for module in model.modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    try:
+    with no_trace(model, trainer.device):
         with torch.no_grad(), trainer._autocast():
             output = (trainer.task.forward or _forward)(model, inputs)
         drawn = [
@@ -405,11 +398,6 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
             if name in ("torch", "cuda")
         ]
         return output, {name: buffer.clone() for name, buffer in model.named_buffers()}, drawn
-    finally:
-        with torch.no_grad():
-            for place, key, buffer, value in places:
-                place[key] = buffer.copy_(value)
-        set_random_state(before, trainer.device)
 
 
 def _all_close(whole: Any, part: Any) -> bool:
@@ -442,28 +430,20 @@ def _loss_by_parts(
     """
     import torch
 
-    from penstock.train._loop import _forward, random_state, set_random_state
+    from penstock.train._loop import _forward, no_trace
 
     task, model = trainer.task, trainer.model
-    before = random_state(trainer.device)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        with torch.no_grad(), trainer._autocast():
-            output = (task.forward or _forward)(model, inputs)
-            loss = task.loss(output, targets)
-            parts = []
-            for rank in range(size):
-                begin, end = rank * rows // size, (rank + 1) * rows // size
-                mine = _cut(output, begin, end, rows), _cut(targets, begin, end, rows)
-                try:
-                    parts.append(float(task.loss(*mine)) * (end - begin) / rows)
-                except Exception:
-                    return None  # its output can't be cut like a batch, so there is nothing to compare
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-        set_random_state(before, trainer.device)
+    with no_trace(model, trainer.device), torch.no_grad(), trainer._autocast():
+        output = (task.forward or _forward)(model, inputs)
+        loss = task.loss(output, targets)
+        parts = []
+        for rank in range(size):
+            begin, end = rank * rows // size, (rank + 1) * rows // size
+            mine = _cut(output, begin, end, rows), _cut(targets, begin, end, rows)
+            try:
+                parts.append(float(task.loss(*mine)) * (end - begin) / rows)
+            except Exception:
+                return None  # its output can't be cut like a batch, so there is nothing to compare
     whole, mean = float(loss), sum(parts)
     # Sums in another order differ by some units of what the type resolves.
     noise = min(0.1, 100 * torch.finfo(loss.dtype).eps) * max(abs(whole), sum(map(abs, parts)))
