@@ -37,6 +37,8 @@ class TrialRecord:
     Attributes:
         segment: The latest segment handed out for it.
         epoch: Epochs up to the latest report; a retry from an older checkpoint does not lower it.
+        trained: Epochs behind it, by its reports and ends: those after the latest report, and of whom it was copied
+            from, included.
         reports: One per epoch that was reported, in order.
         saved: Path of each known checkpoint by its epoch, oldest first.
         attempts: Failed tries of the present segment.
@@ -61,6 +63,7 @@ class TrialRecord:
     parent: int | None = None
     status: TrialStatus = TrialStatus.WAITING
     epoch: int = 0
+    trained: int = 0
     reports: list[Reported] = field(default_factory=list)
     saved: dict[int, str] = field(default_factory=dict)
     attempts: int = 0
@@ -152,7 +155,7 @@ class StudyState:
     def __init__(self) -> None:
         self.trials: dict[int, TrialRecord] = {}
         self.counts = Counts()
-        self.epochs = 0  # up to the latest report of each trial, over all trials
+        self.epochs = 0  # that trials have trained, each once, as far as their reports and ends tell
         self.reports = 0  # one may come after several epochs
         self._energy = Sum()
         self.notes: list[Noted] = []
@@ -312,14 +315,21 @@ class StudyState:
             record.train_s += event.train_s
         if event.epoch <= record.epoch:
             return False
-        copied = not record.reports and record.segment.copy_from is not None  # those epochs are another's
-        self.epochs += max(1, event.epoch - (record.segment.start if copied else record.epoch))
+        # Without a checkpoint to copy it has begun anew, whatever its segment says.
+        self._count_epochs(record, event.epoch, min(record.segment.start, event.epoch - 1))
         record.epoch = event.epoch
         record.once_s += event.train_s or 0.0
         self._count_once(record, event.energy)
         record.reports.append(event)
         self.reports += 1
         return True
+
+    def _count_epochs(self, record: TrialRecord, epoch: int, copied: int) -> None:
+        """A trial has trained up to ``epoch``; of a copy that has just begun, ``copied`` of them are another's."""
+        if not record.trained and record.segment.copy_from is not None:
+            record.trained = copied
+        self.epochs += max(0, epoch - record.trained)
+        record.trained = max(epoch, record.trained)
 
     def _count_once(self, record: TrialRecord, drawn: Measurement | None) -> None:
         if drawn is not None:
@@ -338,6 +348,7 @@ class StudyState:
             record.busy_s += max(0.0, event.time_s - record._running_since_s) / record._members
             record._running_since_s = None
         self._settle_shares(record, event.time_s)
+        self._count_epochs(record, event.epoch, record.segment.start)
         if event.energy is not None:
             self._drew(record, event.energy)
             self._count_once(record, event.energy)
@@ -375,9 +386,10 @@ class StudyState:
             epochs = [report.epoch for report in record.reports]
             assert epochs == sorted(set(epochs)), f"trial {record.id}: epochs {epochs} not increasing"
             assert record.epoch == (epochs[-1] if epochs else 0)
+            assert record.trained >= record.epoch
         assert tally == self.counts, f"{tally} != {self.counts}"
         assert self.reports == sum(len(record.reports) for record in self.trials.values())
-        assert self.reports <= self.epochs <= sum(record.epoch for record in self.trials.values())
+        assert self.reports <= self.epochs <= sum(record.trained for record in self.trials.values())
 
 
 def summary(state: StudyState) -> dict[str, Any]:
