@@ -26,7 +26,7 @@ from penstock.core.event import (
     Submitted,
 )
 from penstock.core.group import Segment
-from penstock.core.measurement import Measurement, Sum
+from penstock.core.measurement import Measurement, Sum, measurement, total
 from penstock.core.trial import Config, TrialStatus
 
 
@@ -140,6 +140,8 @@ CHOSEN = "chosen"
 """The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
 ONCE = "once"
 """In the first session's note: trials are compared by what their epochs take once, however often they were run."""
+DREW = "drew"
+"""In the data of a note, of whatever topic: energy that no trial drew, as ``Measurement.plain``. The study's, too."""
 REFUSED = "refused"
 """The topic of notes of further ``proposals`` that were refused by a limit, with no trial after them."""
 
@@ -157,7 +159,8 @@ class StudyState:
         self.counts = Counts()
         self.epochs = 0  # that trials have trained, each once, as far as their reports and ends tell
         self.reports = 0  # one may come after several epochs
-        self._energy = Sum()
+        self._energy = Sum()  # of trials
+        self._besides = Sum()  # of measuring and checking before there is a trial
         self.notes: list[Noted] = []
         self.sessions: list[SessionOpened] = []
         self.closed: SessionClosed | None = None
@@ -180,6 +183,12 @@ class StudyState:
 
     @property
     def energy(self) -> Measurement | None:
+        """What was drawn in all, by trials and by what notes tell of; None where nothing was metered."""
+        besides = self._besides.total
+        return self.trial_energy if besides is None else total(filter(None, (self.trial_energy, besides)))
+
+    @property
+    def trial_energy(self) -> Measurement | None:
         """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
 
@@ -243,6 +252,8 @@ class StudyState:
                     self.chosen = tuple(event.data["trials"])
                     for record in self.trials.values():
                         record.overtaken = self._overtaken(record)
+                if DREW in event.data:
+                    self._besides.add(measurement(*event.data[DREW]))
                 if event.topic == REFUSED and isinstance(event.data.get("proposals"), int):
                     self.refused += event.data["proposals"]
             case SessionOpened():

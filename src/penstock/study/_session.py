@@ -33,7 +33,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.state import ONCE, PROBED, REFUSED
+from penstock.core.state import DREW, ONCE, PROBED, REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
@@ -267,6 +267,9 @@ class Session:
                 self._view.say(f"{dict(config)!r} could not be measured before training: {error}")
         if config == self._probed:
             data["again"] = True
+        drawn = total(sample.energy for sample in samples if sample.energy is not None)
+        if drawn is not None and self._study.counts_own_energy:
+            data[DREW] = drawn.plain
         self._probed = dict(config)
         note = Noted(self._now(), PROBED, data)
         self._engine.probed(note)
@@ -504,9 +507,9 @@ class Session:
         limit, an epoch that runs counts as spent.
         """
         state, budget = self._engine.state, self._study.budget
-        if not budget.needs_energy or state.energy is None or not state.reports:
+        if not budget.needs_energy or state.trial_energy is None or not state.reports:
             return None
-        usual = state.energy.scaled(1 / state.reports)
+        usual = state.trial_energy.scaled(1 / state.reports)
         ahead = []
         for trial in self._engine.running:
             record = state.trials[trial]

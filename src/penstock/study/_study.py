@@ -21,8 +21,19 @@ from penstock.core import (
     TrialRecord,
     VirtualClock,
 )
-from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
-from penstock.energy import LimitRule, PowerLimits, SimulatedGpus, co2, grid, make_meter, money
+from penstock.core.errors import InvalidInput, PenstockError, SensorError, StoreCorrupt
+from penstock.core.state import DREW
+from penstock.energy import (
+    LimitRule,
+    Meter,
+    PowerLimits,
+    SimulatedGpus,
+    co2,
+    cpu_sensors,
+    grid,
+    make_meter,
+    money,
+)
 from penstock.execute import Executor, Job, Local
 from penstock.goal import Budget, Goal, Limit, front, ranked
 from penstock.model import Shrink
@@ -549,6 +560,11 @@ class Study:
         return self.probe.elsewhere or alone or isinstance(self.executor.clock, VirtualClock)
 
     @property
+    def counts_own_energy(self) -> bool:
+        """Whether what this process draws for the study, before there are trials, is of the kind that theirs is."""
+        return self.meter and not self.imagines and not isinstance(self.executor.clock, VirtualClock)
+
+    @property
     def imagines(self) -> bool:
         """Whether its GPUs are imagined ones, which have power limits of their own."""
         return self._gpus is not None or getattr(self.executor, "power", None) is not None
@@ -644,8 +660,9 @@ class Study:
         view.say(f"Checking that a twin {shrink.factor:g} times as narrow trains like the model.")
         held = self.scheduler.held if isinstance(self.scheduler, Transfer) else {}
         threads = min((free.device.cores for free in self.executor.free()), default=1)
-        with self.executor.meanwhile():
-            data = inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
+        data: dict[str, Any] = {}
+        with self.executor.meanwhile(), _metered(data, wanted=self.counts_own_energy):
+            data |= inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
         return Noted(self.executor.clock.now_s(), TOPIC, data)
 
     @property
@@ -810,7 +827,7 @@ class Study:
 
     @property
     def energy(self) -> Measurement | None:
-        """The energy of all epochs so far with its source; None where nothing was metered."""
+        """The energy so far with its source, of trials and of measuring before them; None: nothing was metered."""
         return self.state.energy
 
     @property
@@ -899,6 +916,21 @@ def _gpus_of(parts: Mapping[str, Any], executor: Executor | None) -> SimulatedGp
 def _nothing_yet(config: Mapping[str, Any], count: int) -> dict[str, list[float]]:
     """Nothing is measured while a journal is replayed."""
     raise PenstockError(f"{dict(config)!r} was to be measured {count} times during a replay.")
+
+
+@contextlib.contextmanager
+def _metered(data: dict[str, Any], *, wanted: bool) -> Iterator[None]:
+    """Put into a note's data what this process draws meanwhile."""
+    sensors = cpu_sensors() if wanted else []
+    window = Meter(sensors).window("check") if sensors else None
+    try:
+        yield
+    finally:
+        if window is not None:
+            with contextlib.suppress(SensorError):
+                data[DREW] = window.end().energy.plain
+        for sensor in sensors:
+            sensor.close()
 
 
 def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:
