@@ -30,7 +30,9 @@ class Budget:
 
     Attributes:
         trials: How many trials may start.
-        epochs: How many epochs may be trained, over all trials, each counted up to its latest report.
+        epochs: How many epochs may be trained, over all trials: each epoch once, those after a trial's latest report
+            when it ends. All trials together go beyond it by one epoch, and by those that workers train before their
+            reports are read. Near the limit fewer trials run at a time.
         time_s: Wall time, over all sessions of the study.
         energy_wh: Energy in watt-hours. With such a limit, in CO2e or money too, all trials together go beyond it by
             one epoch at most (of a fused group, where trials are fused). So the first epoch of a study runs alone, to

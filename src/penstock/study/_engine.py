@@ -363,15 +363,19 @@ class Engine:
     def plan(
         self, free: Sequence[Free], time_s: float = 0.0, most: int | None = None
     ) -> tuple[Placement, ...]:
-        """What to launch now; it leaves the queue. A planner that looks ahead sees ``most`` segments at most."""
+        """What to launch now; it leaves the queue. Planners that look ahead or fuse see ``most`` segments at most."""
         if self._ledger is not None:
             return self._plan_ahead(self._ledger, free, time_s, most)
         moved = self._moved() if self._moves else ()
         free = self._unkept(free)
         if not self.queue or not free:
             return moved
-        more = 1 if self.setup.ahead is None else 0  # one more than fills the groups would make them uneven
-        waiting = tuple(islice(self.queue, self._room(free) + more))
+        seen = self._room(free)
+        if self.setup.ahead is None:
+            seen += 1  # of fused ones, one more than fills the groups would make them uneven
+        elif most is not None:
+            seen = min(seen, most)
+        waiting = tuple(islice(self.queue, seen))
         plan = Plan(waiting, tuple(free))
         for step in self.setup.planner:
             plan = step(plan)
