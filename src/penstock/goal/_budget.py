@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
+from numbers import Real
 from typing import Any
 
 from penstock.core.errors import InvalidInput
@@ -57,11 +58,16 @@ class Budget:
             value = getattr(self, field.name)
             if value is None:
                 continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value <= 0:
-                raise InvalidInput(f"Budget {field.name} must be a number above 0, got {value!r}.")
+            if not 0 < _number(value) < math.inf:
+                raise InvalidInput(
+                    f"Budget {field.name} must be a number above 0, got {value!r}. Without a limit, leave it out."
+                )
             if field.name in _WHOLE and value != int(value):
                 raise InvalidInput(f"Budget {field.name} must be a whole number, got {value!r}.")
+            plain = (
+                int(value) if field.name in _WHOLE else value if isinstance(value, int) else _number(value)
+            )
+            object.__setattr__(self, field.name, plain)  # trials are counted, and budgets are kept as JSON
 
     @property
     def needs_energy(self) -> bool:
@@ -94,6 +100,16 @@ class Budget:
             return cls(**data)
         except TypeError as error:
             raise InvalidInput(f"Not a budget written by to_json(): {error}.") from error
+
+
+def _number(value: Any) -> float:
+    """A number of any kind, NumPy's too, and of any size; not a number: what is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _limits() -> list[Field[Any]]:

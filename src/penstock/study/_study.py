@@ -316,6 +316,7 @@ class Study:
             fuse: Fuse otherwise from here on; checkpoints fit either way.
             files: Where its folder of checkpoints is now, if it was moved.
         """
+        check_type("executor", executor, Executor, None)
         opened = open_store(store, write=False)
         try:
             entry = opened.find(name)
@@ -329,8 +330,8 @@ class Study:
             maximize=[o["metric"] for o in entry.spec["goal"] if o["maximize"]],
             scheduler=parts["scheduler"],
             sampler=None if parts["scheduler"].sampler is not None else parts["sampler"],
-            executor=executor or parts["executor"],
-            budget=budget or Budget.from_json(entry.spec["budget"]),
+            executor=parts["executor"] if executor is None else executor,
+            budget=Budget.from_json(entry.spec["budget"]) if budget is None else budget,
             seed=entry.spec["seed"],
             store=store,
             name=entry.name,
@@ -338,7 +339,7 @@ class Study:
             timeout_s=entry.spec["timeout_s"],
             stop=parts["stop"],
             planner=parts["planner"],
-            files=files or entry.spec.get("files") or parts["files"],
+            files=(entry.spec.get("files") or parts["files"]) if files is None else files,
             keep=entry.spec["keep"],
             meter=_gpus_of(parts, executor) or entry.spec.get("meter", True),
             region=entry.spec.get("region"),
@@ -368,6 +369,7 @@ class Study:
             jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
         """
         # They may be others by now.
+        self.budget = check_type("budget", self.budget, Budget, Budget())
         check_energy(self.budget, self.meter, self.price_per_kwh, self.currency)
         if isinstance(self.work, Command) and isinstance(self.executor.clock, VirtualClock):
             raise InvalidInput(
