@@ -310,12 +310,33 @@ def test_a_study_that_ran_out_of_budget_goes_on_with_a_larger_one(tmp_path):
     ]
 
 
-def test_running_a_finished_study_again_changes_nothing(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": pk.Full(trials=3, epochs=2)},
+        {
+            "scheduler": pk.Full(epochs=2),
+            "budget": pk.Budget(trials=4),
+        },  # ends with a group of all four devices
+        {"scheduler": pk.ASHA(max_epochs=9, trials=None), "budget": pk.Budget(trials=8)},
+        {"scheduler": pk.PBT(population=4, max_epochs=4, interval=2)},
+        {"sampler": pk.Grid(2)},
+    ],
+    ids=["full", "budget", "asha", "pbt", "grid"],
+)
+def test_running_a_finished_study_again_changes_nothing(tmp_path, options):
     path = tmp_path / "s.db"
-    study(scheduler=pk.Full(trials=3, epochs=2), store=path).run()
+    study(**options, store=path).run()
     before = journal(path)
     pk.Study.load(path).run()
     assert journal(path) == before
+
+
+def test_a_sampler_that_proposes_no_more_says_so(tmp_path, capsys):
+    path = tmp_path / "s.db"
+    study(sampler=pk.Grid(2), store=path).run()  # of two rates and all eight widths
+    assert len(pk.Study.load(path, budget=pk.Budget(trials=20)).run().trials) == 16
+    assert "its sampler has proposed all there is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 17, 40, 77])

@@ -396,11 +396,7 @@ class Study:
             counted = self._entry.spec["budget"].get("trials")
             rebudgeted = engine.rebudgeted(counted, self.executor.clock.now_s())
             if engine.over_with(rebudgeted):
-                if (self.budget.trials or 0) > engine.state.counts.total:
-                    shown.say(
-                        f"The study is over: {self.scheduler.no_more}. So there are no more trials in it than its "
-                        f"{engine.state.counts.total}; for more, start another one with warm_start=."
-                    )
+                self._say_over(shown)
                 return self
             if self.chosen is not None and not engine.state.sessions:
                 shown.say(self.chosen)
@@ -419,6 +415,8 @@ class Study:
             notes = self._first_notes((rebudgeted, learned), engine, shown)
             with _old_objects_set_aside():
                 Session(self, engine, store, files, shown, desk).run(notes)
+            if rebudgeted is not None and engine.finished:
+                self._say_over(shown)
         finally:
             self.executor.close()
             shown.close()
@@ -426,6 +424,15 @@ class Study:
             if self._target is not None:
                 store.close()
         return self
+
+    def _say_over(self, view: View) -> None:
+        """Say why there are fewer trials than a budget of them allows, in a study that is over."""
+        count = self.state.counts.total
+        if self.budget.trials is not None and self.budget.trials > count:
+            view.say(
+                f"The study is over: {self.scheduler.no_more}. So there are no more trials in it than its {count}; for "
+                "more, start another one with warm_start=."
+            )
 
     def _open(self) -> Store:
         """The store, open for writing, with the study in it."""
