@@ -104,7 +104,7 @@ class Budget:
 
 def _number(value: Any) -> float:
     """A number of any kind, NumPy's too, and of any size; not a number: what is none."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:
         return float(value)

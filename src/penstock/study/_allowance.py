@@ -53,7 +53,7 @@ class _Account(Protocol):
 class Joules:
     """Energy: what an epoch costs is known when one was reported."""
 
-    first = None
+    first: float | None = None
 
     def spent(self, state: StudyState) -> float:
         """Of trials, and of what was measured before them."""
@@ -76,7 +76,7 @@ class Joules:
 class Epochs:
     """Epochs: one each, or as many as a trial trains between two reports."""
 
-    first = 1.0
+    first: float | None = 1.0
 
     def spent(self, state: StudyState) -> float:
         """Those that are known of."""
