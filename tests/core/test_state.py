@@ -40,6 +40,7 @@ class Play:
     events: list[Event] = field(default_factory=list)
     status: dict[int, str] = field(default_factory=dict)
     epochs: Counter[int] = field(default_factory=Counter)
+    behind: Counter[int] = field(default_factory=Counter)
     reports: int = 0
     trained: int = 0
     joules: float = 0.0
@@ -60,6 +61,11 @@ class Play:
 
     def add(self, event: Event) -> None:
         self.events.append(event)
+
+    def train(self, trial: int, epoch: int) -> None:
+        """Every epoch counts once, however often it is run."""
+        self.trained += max(0, epoch - self.behind[trial])
+        self.behind[trial] = max(epoch, self.behind[trial])
 
     def pick(self, rng: random.Random, *status: str) -> int | None:
         among = [trial for trial, each in self.status.items() if each in status]
@@ -90,13 +96,16 @@ class Play:
             self.train_s[trial] += train_s or 0.0
             self.joules += energy.value if energy else 0
             if epoch > self.epochs[trial]:
-                self.trained += epoch - self.epochs[trial]
+                self.train(trial, epoch)
                 self.epochs[trial] = epoch
                 self.reports += 1
         elif what < 0.85 and (trial := self.pick(rng, "running")) is not None:
             status = rng.choice(["completed", "paused", "stopped", "failed"])
             retry = status == "failed" and rng.random() < 0.5
-            self.add(Ended(self.now_s, trial, TrialStatus(status), self.epochs[trial], retry=retry))
+            # It may have trained on after its last report.
+            epoch = self.epochs[trial] + rng.choice([0, 0, 1, 3])
+            self.train(trial, epoch)
+            self.add(Ended(self.now_s, trial, TrialStatus(status), epoch, retry=retry))
             self.status[trial] = "waiting" if retry else status
             self.busy_s[trial] += self.now_s - self.running_since_s.pop(trial)
         elif what < 0.9 and (trial := self.pick(rng, "paused")) is not None:
@@ -152,6 +161,7 @@ def test_the_fold_agrees_with_the_books(play: Play) -> None:
     assert state.counts.total == len(play.status)
     assert {trial: record.epoch for trial, record in state.trials.items() if record.epoch} == +play.epochs
     assert state.epochs == play.trained
+    assert {trial: record.trained for trial, record in state.trials.items() if record.trained} == +play.behind
     assert state.reports == play.reports
     assert (0.0 if state.energy is None else state.energy.joules) == pytest.approx(play.joules)
     assert sum(r.energy.joules for r in state.trials.values() if r.energy) == pytest.approx(play.joules)

@@ -1,5 +1,7 @@
 import itertools
+import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,10 +55,21 @@ def test_goal_round_trip():
 
 
 @pytest.mark.parametrize("name", ["trials", "epochs", "time_s", "energy_wh", "co2_g", "cost"])
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", True])
+@pytest.mark.parametrize(
+    "value", [0, -1, float("nan"), float("inf"), "5", True, 10**400], ids=lambda v: str(v)[:9]
+)
 def test_bad_budgets_are_refused_by_name_and_value(name, value):
     with pytest.raises(InvalidInput, match=name):
         Budget(**{name: value})
+
+
+@pytest.mark.parametrize("three", [3, 3.0, np.int64(3), np.float32(3)], ids=lambda v: type(v).__name__)
+def test_numbers_of_any_kind_make_the_same_budget(three):
+    """Trials are counted by it, and it is kept as JSON."""
+    budget = Budget(trials=three, epochs=three, time_s=three)
+    assert budget == Budget(trials=3, epochs=3, time_s=3)
+    assert {type(budget.trials), type(budget.epochs)} == {int}
+    assert Budget.from_json(json.loads(json.dumps(budget.to_json()))) == budget
 
 
 def test_budget_says_which_limit_is_reached():

@@ -190,6 +190,19 @@ def test_a_wrong_target_of_events_and_a_price_set_later_are_named_before_the_sto
     assert not (tmp_path / "s.db").exists()
 
 
+@pytest.mark.parametrize("wrong", [0, 5, pk.Budget, "trials=5"], ids=str)
+def test_a_wrong_budget_of_a_loaded_study_is_named(tmp_path, wrong):
+    study(scheduler=pk.Full(trials=1), store=tmp_path / "s.db").run()
+    with pytest.raises(InvalidInput, match="budget takes"):
+        pk.Study.load(tmp_path / "s.db", budget=wrong)
+    loaded = pk.Study.load(tmp_path / "s.db")
+    loaded.budget = wrong
+    with pytest.raises(InvalidInput, match="budget takes"):
+        loaded.run()
+    with pytest.raises(InvalidInput, match="executor takes"):
+        pk.Study.load(tmp_path / "s.db", executor=wrong)
+
+
 def test_one_configuration_and_one_rule_need_no_list():
     def flat(run):
         for _ in run.epochs(50):

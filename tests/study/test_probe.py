@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import penstock as pk
-from penstock.core import Noted, Submitted
+from penstock.core import Measurement, Noted, Source, Submitted
 from penstock.core.errors import InvalidInput
 from penstock.core.state import PROBED
 from penstock.predict import Features, Predictor
 from penstock.report import summary_text
 from penstock.store import open_store
+from penstock.train._profile import ProfileSample
 
 SPACE = pk.Space(
     width=pk.Int(1, 64, structural=True),
@@ -247,3 +248,36 @@ def test_mistakes_are_told():
         study(probe=True)
     with pytest.raises(InvalidInput, match="count must be a whole number"):
         pk.Profile(None, SPACE, measure=Board()).read(SPACE.sample(0), 0)
+
+
+def test_what_measuring_draws_is_the_studys(tmp_path, monkeypatch):
+    """Of a device whose every reading draws 5 J: in the total, after a resume, and in a budget."""
+
+    def reads(self, config, drawn):
+        drawn.append(Measurement(5.0, "J", Source.MEASURED))
+        return ProfileSample(config, {"power_w": Measurement(watts(config), "W", Source.MEASURED)})
+
+    monkeypatch.setattr(pk.Profile, "_try", reads)
+    options = {"executor": pk.Local(1), "scheduler": pk.Full(trials=3, epochs=2), "sampler": pk.Random()}
+    done = study(Board(), store=tmp_path / "study.db", **options).run()
+    notes = [note for note in done.state.notes if note.topic == PROBED]
+    readings = sum(len(note.data["readings"]["power_w"]) for note in notes)
+    assert readings > 0
+    trained_j = sum(trial.energy.joules for trial in done.trials)
+    assert done.energy.joules == pytest.approx(5 * readings + trained_j)
+    assert done.summary()["energy_j"] == pytest.approx(done.energy.joules)
+    assert pk.Study.load(tmp_path / "study.db").energy == done.energy
+    less = study(Board(), budget=pk.Budget(energy_wh=5 / 3600), **options).run()
+    assert less.state.closed.reason == "budget"
+    assert less.state.counts.ended <= 1  # who was measured first has begun
+
+
+def test_a_simulated_study_draws_nothing_for_measuring(monkeypatch):
+    """Its journal follows from its seed alone."""
+
+    def reads(self, config, drawn):
+        drawn.append(Measurement(5.0, "J", Source.MEASURED))
+        return ProfileSample(config, {"power_w": Measurement(watts(config), "W", Source.MEASURED)})
+
+    monkeypatch.setattr(pk.Profile, "_try", reads)
+    assert study(Board()).run().energy is None

@@ -110,11 +110,13 @@ def test_the_default_grid_ends_by_itself():
     ("budget", "check"),
     [
         (pk.Budget(trials=7), lambda s: len(s.trials) == 7),
-        # At most the four running epochs go beyond the limit.
-        (pk.Budget(epochs=20), lambda s: 20 <= s.state.epochs <= 24),
+        (pk.Budget(trials=7.0), lambda s: len(s.trials) == 7),
+        # One epoch of the four that could run goes beyond the limit at most.
+        (pk.Budget(epochs=20), lambda s: 20 <= s.state.epochs <= 21),
+        (pk.Budget(epochs=2), lambda s: 2 <= s.state.epochs <= 3),
         (pk.Budget(time_s=5.5), lambda s: 5.5 <= s.state.spent_s <= 7),
     ],
-    ids=["trials", "epochs", "time"],
+    ids=["trials", "trials as a float", "epochs", "few epochs", "time"],
 )
 def test_budgets_end_a_study_within_an_epoch(budget, check):
     done = study(budget=budget).run()
@@ -134,8 +136,40 @@ def test_a_budget_of_epochs_counts_those_without_a_report():
 
     done = study(rarely, budget=pk.Budget(epochs=60)).run()
     assert done.state.epochs == len(trained)
-    assert 60 <= len(trained) <= 60 + 4 * 3  # on four devices, each up to its next report
+    assert 60 <= len(trained) <= 60 + 3  # one of four goes on to its next report
     assert done.state.reports == len(trained) / 3
+
+
+@pytest.mark.parametrize("limit", [3, 20, 64])
+@pytest.mark.parametrize(
+    "scheduler", [pk.Full(epochs=9), pk.ASHA(max_epochs=9, trials=None)], ids=["full", "asha"]
+)
+def test_a_fused_group_goes_beyond_a_budget_of_epochs_by_one(scheduler, limit):
+    """Of eight members, which would all begin another one: those that are too many leave, or never begin."""
+    executor = pk.Simulated(2, seconds=1.0)
+    done = study(fuse=8, budget=pk.Budget(epochs=limit), scheduler=scheduler, executor=executor).run()
+    assert limit <= sum(len(trial.reports) for trial in done.trials) <= limit + 1
+    assert done.state.closed.reason == "budget"
+
+
+def test_epochs_after_the_last_report_count():
+    """In budgets, in reports and by trial: each of a function that reports two of its five epochs."""
+    trained = []
+
+    def early(run):
+        for epoch in run.epochs(5):
+            trained.append(run.trial)
+            if epoch < 2:
+                run.report(loss=1.0)
+
+    done = study(early, scheduler=pk.Full(trials=3)).run()
+    assert done.state.epochs == done.summary()["epochs"] == len(trained) == 15
+    assert list(done.to_dataframe()["epochs"]) == [5, 5, 5]
+    assert [t.epoch for t in done.trials] == [2, 2, 2]  # that it is known by
+    trained.clear()
+    budget = study(early, budget=pk.Budget(epochs=30), executor=pk.Simulated(1, seconds=1.0)).run()
+    assert budget.state.epochs == len(trained) == 30
+    budget.state.validate()
 
 
 @pytest.mark.parametrize("sampler", [pk.Random, pk.TPE])
@@ -179,15 +213,62 @@ def test_more_trials_are_those_of_a_study_that_was_allowed_them_at_once(tmp_path
     assert [(t.config, t.seed) for t in more.trials] == [(t.config, t.seed) for t in plain.trials]
 
 
-def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys):
+@pytest.mark.parametrize("sampler", [pk.Random, pk.TPE])
+@pytest.mark.parametrize("kept", [True, False], ids=["stored", "in memory"])
+def test_a_study_without_a_scheduler_goes_on_with_more_trials(tmp_path, kept, sampler):
+    """Its number of trials was its own choice. With a sampler that does not learn they are those of a longer study."""
+    path = tmp_path / "s.db" if kept else False
+    done = study(sampler=sampler(), store=path).run()
+    assert len(done.trials) == 50
+    for limit, count in ((10, 50), (50, 50), (53, 53), (60, 60), (55, 60)):
+        before = [(t.id, t.config, t.epoch) for t in done.trials]
+        if kept:
+            done = pk.Study.load(path, budget=pk.Budget(trials=limit)).run()
+        else:
+            done.budget = pk.Budget(trials=limit)
+            done.run()
+        assert len(done.trials) == count
+        assert [(t.id, t.config, t.epoch) for t in done.trials][: len(before)] == before
+        assert done.state.counts.completed == count
+    assert len(done.state.sessions) == 3  # of five runs, two brought more
+    if sampler is pk.Random:
+        longer = study(scheduler=pk.Full(trials=60)).run()
+        assert [(t.config, t.seed) for t in done.trials] == [(t.config, t.seed) for t in longer.trials]
+
+
+def test_a_study_without_a_scheduler_is_given_more_trials_before_its_end(tmp_path):
     path = tmp_path / "s.db"
-    make = dict(scheduler=pk.PBT(population=6, max_epochs=4, interval=2), store=path)
-    study(budget=pk.Budget(trials=3), **make).run()
+    left = study(store=path, name="left", sampler=pk.TPE())
+    left.budget = pk.Budget(epochs=100)
+    left.run()
+    assert len(left.trials) < 50
+    fewer = pk.Study.load(path, "left", budget=pk.Budget(trials=30)).run()
+    assert fewer.state.counts.completed == 30
+    more = pk.Study.load(path, "left", budget=pk.Budget(trials=40)).run()  # fewer than it has by itself
+    assert more.state.counts.completed == 40
+    unbound = pk.Study.load(path, "left", budget=pk.Budget())
+    assert unbound.run().state.counts.completed == 50  # as many as it has by itself
+    assert pk.Study.load(path, "left", budget=pk.Budget(trials=52)).run().state.counts.completed == 52
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "why"),
+    [
+        (pk.PBT(population=6, max_epochs=4, interval=2), "PBT trains one population"),
+        (pk.Halving(max_epochs=9, trials=3), "all brackets of Halving"),
+    ],
+    ids=["PBT", "Halving"],
+)
+def test_a_scheduler_that_brings_no_more_trials_says_so(tmp_path, capsys, scheduler, why):
+    path = tmp_path / "s.db"
+    study(budget=pk.Budget(trials=3), scheduler=scheduler, store=path).run()
     assert len(pk.Study.load(path, budget=pk.Budget(trials=6)).run().trials) == 3
-    assert "no more trials" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert why in said
+    assert "no more trials" in said
 
 
-@pytest.mark.parametrize("scheduler", [None, pk.Full(trials=5), pk.ASHA(max_epochs=9, trials=5)])
+@pytest.mark.parametrize("scheduler", [pk.Full(trials=5), pk.ASHA(max_epochs=9, trials=5)])
 def test_a_scheduler_whose_own_number_of_trials_is_done_says_so(tmp_path, capsys, scheduler):
     path = tmp_path / "s.db"
     count = len(study(scheduler=scheduler, budget=None, store=path).run().trials)
@@ -229,12 +310,33 @@ def test_a_study_that_ran_out_of_budget_goes_on_with_a_larger_one(tmp_path):
     ]
 
 
-def test_running_a_finished_study_again_changes_nothing(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": pk.Full(trials=3, epochs=2)},
+        {
+            "scheduler": pk.Full(epochs=2),
+            "budget": pk.Budget(trials=4),
+        },  # ends with a group of all four devices
+        {"scheduler": pk.ASHA(max_epochs=9, trials=None), "budget": pk.Budget(trials=8)},
+        {"scheduler": pk.PBT(population=4, max_epochs=4, interval=2)},
+        {"sampler": pk.Grid(2)},
+    ],
+    ids=["full", "budget", "asha", "pbt", "grid"],
+)
+def test_running_a_finished_study_again_changes_nothing(tmp_path, options):
     path = tmp_path / "s.db"
-    study(scheduler=pk.Full(trials=3, epochs=2), store=path).run()
+    study(**options, store=path).run()
     before = journal(path)
     pk.Study.load(path).run()
     assert journal(path) == before
+
+
+def test_a_sampler_that_proposes_no_more_says_so(tmp_path, capsys):
+    path = tmp_path / "s.db"
+    study(sampler=pk.Grid(2), store=path).run()  # of two rates and all eight widths
+    assert len(pk.Study.load(path, budget=pk.Budget(trials=20)).run().trials) == 16
+    assert "its sampler has proposed all there is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 17, 40, 77])

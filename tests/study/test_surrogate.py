@@ -172,6 +172,37 @@ def test_a_study_goes_on_where_it_was_left(tmp_path):
         again.state.validate()
 
 
+def test_more_trials_are_of_the_twin_and_a_better_one_is_trained_on_the_full_model(tmp_path):
+    """As in a study that was allowed them at once, whose best is another one than of the first three."""
+    options = {"scheduler": pk.Full(), "seed": 1}
+    plain = a_study(budget=pk.Budget(trials=40), **options).run()
+    twins = plain.surrogate_trials
+    losses = [t.metrics["loss"] for t in twins]
+    first = next(n for n in range(2, 20) if min(losses[:n]) > min(losses))
+    path = tmp_path / "s.db"
+    few = a_study(budget=pk.Budget(trials=first), store=path, **options).run()
+    assert len(few.surrogate_trials) == first
+    more = pk.Study.load(path, budget=pk.Budget(trials=40 + len(few.target_trials))).run()
+    more.state.validate()
+    best = min(more.surrogate_trials, key=lambda t: t.metrics["loss"])
+    assert best.config == min(twins, key=lambda t: t.metrics["loss"]).config
+    assert more.best.config["lr"] == best.config["lr"] != few.best.config["lr"]
+    assert more.best in more.target_trials
+    tuned = [t for t in more.target_trials if t.parent == best.id]
+    assert len(tuned) == 1 + pk.Shrink(8).second
+    assert all(t.overtaken == (t.parent != best.id) for t in more.target_trials)
+    again = pk.Study.load(path, budget=pk.Budget(trials=40 + len(few.target_trials))).run()
+    assert len(again.trials) == len(more.trials)
+
+
+def test_a_model_that_was_due_by_a_deadline_gets_no_more_trials(tmp_path, capsys):
+    path = tmp_path / "s.db"
+    done = a_study(scheduler=pk.Full(), budget=pk.Budget(time_s=80, trials=4), store=path).run()
+    more = pk.Study.load(path, budget=pk.Budget(time_s=800, trials=50)).run()
+    assert len(more.trials) == len(done.trials)
+    assert "was to be trained within 80 s" in capsys.readouterr().err
+
+
 def test_the_journal_tells_surrogates_and_targets_apart(tmp_path):
     a_study(store=tmp_path / "s.db").run()
     store = open_store(tmp_path / "s.db", write=False)
@@ -608,6 +639,8 @@ def test_on_real_workers_the_twin_is_checked_and_the_trained_model_is_there(tmp_
         fuse=2,
     ).run()
     assert found.coordinate_check.ok, str(found.coordinate_check)
+    checked_j = found.energy.joules - sum(t.energy.joules for t in found.trials)
+    assert checked_j > 0.01  # two seconds of a core, some watts
     assert all(t.status is TrialStatus.COMPLETED for t in found.surrogate_trials), found.trials[0].error
     # One that was begun eagerly may have been replaced by a better configuration of the other pair.
     assert {t.status for t in found.target_trials} <= {TrialStatus.COMPLETED, TrialStatus.STOPPED}

@@ -114,10 +114,10 @@ def member(
     pipe.send((end, [report[:2] for report in sink.reports]))
 
 
-def train(
-    work: Any, files: Path, plan: list[tuple[int, int]], **config: Any
-) -> tuple[list[Any], dict[str, Any]]:
-    """Reports and final state of a trial that is trained by (workers, until epoch) one after the other."""
+def crew_of(
+    size: int, work: Any, files: Path, until: int = EPOCHS, known: int = 0, **config: Any
+) -> list[tuple[Any, list[Any]]]:
+    """How a trial ends on so many workers, and what it reports, by each of them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -128,21 +128,33 @@ def train(
             "pytest",
         ]  # what an optimizer imports, too
     )
-    files.mkdir()
+    files.mkdir(exist_ok=True)
+    config = {**CONFIG, **config}
+    started = []
+    for rank in range(size):
+        ours, theirs = context.Pipe()
+        world = None if size == 1 else (rank, size, str(files / f"meet-{known}-{size}"))
+        process = context.Process(target=member, args=(work, config, files, world, until, known, theirs))
+        process.start()
+        started.append((process, ours))
+    answers = [pipe.recv() if pipe.poll(600) else None for _, pipe in started]
+    for process, _ in started:
+        if None in answers:
+            process.kill()
+        process.join()
+    assert None not in answers, "a worker waits for another"
+    return [answer for answer in answers if answer is not None]
+
+
+def train(
+    work: Any, files: Path, plan: list[tuple[int, int]], **config: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Reports and final state of a trial that is trained by (workers, until epoch) one after the other."""
     config = {**CONFIG, **config}
     reports: list[Any] = []
-    for number, (size, until) in enumerate(plan):
+    for size, until in plan:
         known = reports[-1][0] if reports else 0
-        started = []
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            world = None if size == 1 else (rank, size, str(files / f"meet-{number}"))
-            process = context.Process(target=member, args=(work, config, files, world, until, known, theirs))
-            process.start()
-            started.append((process, ours))
-        answers = [pipe.recv() if pipe.poll(60) else None for _, pipe in started]
-        for process, _ in started:
-            process.join()
+        answers = crew_of(size, work, files, until, known, **config)
         end, heard = answers[0]
         assert end.status == ("completed" if until == EPOCHS else "paused"), end
         assert end.epoch == until
@@ -277,7 +289,6 @@ def averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
         (lambda model, x: x * torch.rand(1), None),  # one number for all
         (lambda model, x: x + torch.randn_like(x), "other random numbers"),
         (lambda model, x: x - x.mean(0), "mixes the rows"),
-        (lambda model, x: x.view(101, 64), "fails on a part of a batch of 101"),
         (averaged, "updates its buffer mean"),
     ],
 )
@@ -295,6 +306,68 @@ def test_a_look_at_the_model_tells_parts_from_the_whole_and_leaves_no_trace(
     assert torch.equal(torch.get_rng_state(), drawn)
     same(trainer.model.state_dict(), before)
     assert found is None if words is None else words in str(found)
+
+
+def test_a_look_tells_whether_the_model_takes_a_part_at_all() -> None:
+    """Each worker by itself, also where batch norm sees a single row."""
+    inputs, _ = data().train
+    fixed = Given(lambda model, x: x.view(101, 64))
+    normed = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+    for model, size, words in ((fixed, 2, "fails on a part of a batch of 101"), (normed, 101, None)):
+        trainer = Trainer(task(), CONFIG, seed=3, model=model)
+        crew = Crew(World(0, size))
+        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        with crew._whole_batches(trainer.model):
+            found = crew._fails_on_part(trainer, inputs, len(inputs))
+        same(trainer.model.state_dict(), before)
+        assert found is None if words is None else words in str(found)
+
+
+class Picky(nn.Module):
+    """Takes no batch of 10, before its batch norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = Net(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) == 10:
+            raise ValueError("not of 10")
+        return self.inner(x)
+
+
+def test_where_one_worker_alone_cant_take_its_part_each_trains_the_whole(tmp_path: Path) -> None:
+    work = task()
+    work.model = Picky
+    alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)])
+    spread, other = train(work, tmp_path / "spread", [(3, EPOCHS)])  # batches of 32: 10, 11 and 11
+    same(alone, spread)
+    same(state["model"], other["model"])
+
+
+class Failing(nn.Module):
+    """Fails on one of two workers alone, in the midst of its training."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.inner, self.rank, self.steps = Net(width), rank, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        if self.steps > 9 and torch.distributed.get_rank() == self.rank:
+            raise ValueError(f"seen by rank {self.rank} alone")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_of_one_worker_is_that_of_all(tmp_path: Path, rank: int) -> None:
+    """At once, not when the others have waited for it for an hour; and its own error, not that they lost it."""
+    work = task()
+    work.model = Failing
+    ends = [end for end, _ in crew_of(2, work, tmp_path, rank=rank)]
+    assert [end.status for end in ends] == ["failed", "failed"]
+    assert {end.reason for end in ends} == {f"ValueError: seen by rank {rank} alone"}
+    assert all("raise ValueError(f" in end.error for end in ends)
 
 
 def test_who_can_spread() -> None:

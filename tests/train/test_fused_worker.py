@@ -101,6 +101,34 @@ def test_a_configuration_that_cannot_be_built_fails_by_itself(tmp_path):
     assert [len(sink.reports) for sink in sinks] == [4, 4, 0, 0]
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_model_with_gradient_hooks_trains_alone_and_nothing_is_measured(tmp_path, monkeypatch, register):
+    def hooked(lr):
+        model = nn.Linear(5, 2).double()
+
+        def halve(of):
+            if register == "register_hook":
+                return of * 0.5
+            of.grad.mul_(0.5)
+
+        getattr(model.weight, register)(halve)
+        return model
+
+    def never(*args, **options):
+        raise AssertionError("measured for nothing")
+
+    monkeypatch.setattr("penstock.train._fused_loop.measure", never)
+    monkeypatch.setattr("penstock.train._fused_loop.check", never)
+    task = make_task()
+    task.model = hooked
+    facts = {"measure": True, "key": "k", "count": 4, "ahead": 10**6, "most": 9, "slots": 4}
+    sinks, ends = run(tmp_path, task, facts)
+    note = sinks[0].notes[0][1]
+    assert (note["count"], note["reason"]) == (1, "weight has hooks, which would see all members at once")
+    assert "failed" not in note
+    assert_as_alone(tmp_path, task, sinks, ends)
+
+
 def test_measuring_asks_the_rule_with_what_memory_there_is(tmp_path):
     asked = {}
 

@@ -132,6 +132,29 @@ def test_looking_leaves_no_trace():
     assert same(auto, again)
 
 
+class Growing(nn.Module):
+    """Makes a buffer at its first forward, and puts another tensor in the place of one at each."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.inner = conv(config)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x):
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(1))
+        self.mean = 0.9 * self.mean + 0.1 * x.mean().detach()
+        return self.inner(x * self.scale)
+
+
+def test_looking_leaves_no_trace_in_buffers_that_are_replaced_or_new():
+    auto, metrics = trained(Growing)
+    plain, expected = trained(Growing, channels_last=False)
+    assert is_last(auto)
+    assert torch.equal(auto.model.mean, plain.model.mean)
+    assert metrics[-1] == pytest.approx(expected[-1], rel=1e-3)
+
+
 @pytest.mark.parametrize("model", [Views, masked, normed, patches, shortcut, weighted])
 def test_what_depends_on_the_order_of_memory_or_loses_by_it_stays_as_it_is(model):
     auto, metrics = trained(model)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import platform
+import time
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -15,6 +16,7 @@ import penstock as pk
 from penstock.cli._app import app
 from penstock.core import Source
 from penstock.core.errors import InvalidInput
+from penstock.energy import DeviceKind, Sensor
 from penstock.predict import scatter_svg
 from penstock.store import open_store
 from penstock.train._profile import _cpu_name
@@ -412,3 +414,35 @@ def test_a_picture_that_fails_at_the_end_does_not_take_the_figures_along(tmp_pat
     assert isinstance(done.exception, InvalidInput)
     assert "No space left on device" in str(done.exception)
     assert json.loads(done.stdout)["samples"] == 6
+
+
+class Constant(Sensor):
+    """Ten watts, whatever happens."""
+
+    id = key = name = method = "constant"
+    kind, source, uncertainty = DeviceKind.SYSTEM, Source.MEASURED, 0.0
+
+    def energy_j(self):
+        return 10.0 * time.monotonic()
+
+    def power_w(self):
+        return 10.0
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_a_reading_drew_is_told_also_where_it_failed(works):
+    """At a constant power: that times its time, which is between what it ran and what all of it took."""
+
+    def fails(width, depth):
+        time.sleep(0.05)
+        raise ValueError("no such network")
+
+    profile = pk.Profile(task(network if works else fails), SPACE, seconds=0.05, sensors=[Constant()])
+    began_s = time.monotonic()
+    samples = profile.read({"width": 8, "depth": 1, "lr": 0.1}, 2)
+    whole_s = time.monotonic() - began_s
+    assert [bool(sample.error) for sample in samples] == ([False, False] if works else [True])
+    assert all(sample.energy.source is Source.MEASURED for sample in samples)
+    assert 10 * 0.05 * len(samples) <= sum(sample.energy.joules for sample in samples) <= 10 * whole_s
+    told = pk.Profile(None, SPACE, measure=lambda config: {"power_w": 3.0}).read({"width": 8, "depth": 1})
+    assert told[0].energy is None

@@ -27,7 +27,7 @@ from penstock.core.event import (
     Submitted,
 )
 from penstock.core.group import Segment
-from penstock.core.measurement import Measurement, Sum
+from penstock.core.measurement import Measurement, Sum, measurement, total
 from penstock.core.trial import Config, TrialStatus
 
 
@@ -38,6 +38,8 @@ class TrialRecord:
     Attributes:
         segment: The latest segment handed out for it.
         epoch: Epochs up to the latest report; a retry from an older checkpoint does not lower it.
+        trained: Epochs behind it, by its reports and ends: those after the latest report, and of whom it was copied
+            from, included.
         reports: One per epoch that was reported, in order.
         saved: Path of each known checkpoint by its epoch, oldest first.
         attempts: Failed tries of the present segment.
@@ -53,7 +55,7 @@ class TrialRecord:
             in the end: when it was started, early, nobody could know.
         once_j: As ``energy``, in joules, but with each epoch only once: what it would have drawn undisturbed.
         once_s: As ``train_s``, likewise.
-        trained: Epochs of its own up to the latest report: without those of the trial that it was copied from.
+        copied: How many of ``trained`` are epochs of the trial that it was copied from.
     """
 
     id: int
@@ -63,6 +65,7 @@ class TrialRecord:
     parent: int | None = None
     status: TrialStatus = TrialStatus.WAITING
     epoch: int = 0
+    trained: int = 0
     reports: list[Reported] = field(default_factory=list)
     saved: dict[int, str] = field(default_factory=dict)
     attempts: int = 0
@@ -83,7 +86,7 @@ class TrialRecord:
     overtaken: bool = False
     once_j: float | None = None
     once_s: float = 0.0
-    trained: int = 0
+    copied: int = 0
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
     _members: int = 1  # of the fused training it runs in: they share the device's time
@@ -104,14 +107,15 @@ class TrialRecord:
         Args:
             of: The figure of a report; None: that one does not tell.
         """
-        total, epochs, before = 0.0, 0, self.epoch - self.trained
+        summed, epochs = 0.0, 0
+        before = min(self.copied, self.reports[0].epoch - 1) if self.reports else 0
         for report in self.reports:
             value = of(report)
             if value is not None:
-                total += value
+                summed += value
                 epochs += report.epoch - before
             before = report.epoch
-        return total / epochs if epochs else None
+        return summed / epochs if epochs else None
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -155,6 +159,8 @@ CHOSEN = "chosen"
 """The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
 ONCE = "once"
 """In the first session's note: trials are compared by what their epochs take once, however often they were run."""
+DREW = "drew"
+"""In the data of a note, of whatever topic: energy that no trial drew, as ``Measurement.plain``. The study's, too."""
 REFUSED = "refused"
 """The topic of notes of further ``proposals`` that were refused by a limit, with no trial after them."""
 
@@ -170,9 +176,10 @@ class StudyState:
     def __init__(self) -> None:
         self.trials: dict[int, TrialRecord] = {}
         self.counts = Counts()
-        self.epochs = 0  # up to the latest report of each trial, over all trials
+        self.epochs = 0  # that trials have trained, each once, as far as their reports and ends tell
         self.reports = 0  # one may come after several epochs
-        self._energy = Sum()
+        self._energy = Sum()  # of trials
+        self._besides = Sum()  # of measuring and checking before there is a trial
         self.notes: list[Noted] = []
         self.sessions: list[SessionOpened] = []
         self.closed: SessionClosed | None = None
@@ -196,7 +203,8 @@ class StudyState:
     def copy(self) -> StudyState:
         """The same state, to be moved on by itself; what is frozen (reports, notes, sessions) is shared."""
         own = copy.copy(self)
-        own.counts, own._energy = copy.copy(self.counts), copy.copy(self._energy)
+        own.counts = copy.copy(self.counts)
+        own._energy, own._besides = copy.copy(self._energy), copy.copy(self._besides)
         own.notes, own.sessions, own.devices = list(self.notes), list(self.sessions), set(self.devices)
         own.trials = {}
         for number, record in self.trials.items():
@@ -206,6 +214,12 @@ class StudyState:
 
     @property
     def energy(self) -> Measurement | None:
+        """What was drawn in all, by trials and by what notes tell of; None where nothing was metered."""
+        besides = self._besides.total
+        return self.trial_energy if besides is None else total(filter(None, (self.trial_energy, besides)))
+
+    @property
+    def trial_energy(self) -> Measurement | None:
         """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
 
@@ -269,6 +283,8 @@ class StudyState:
                     self.chosen = tuple(event.data["trials"])
                     for record in self.trials.values():
                         record.overtaken = self._overtaken(record)
+                if DREW in event.data:
+                    self._besides.add(measurement(*event.data[DREW]))
                 if event.topic == REFUSED and isinstance(event.data.get("proposals"), int):
                     self.refused += event.data["proposals"]
             case SessionOpened():
@@ -341,16 +357,23 @@ class StudyState:
             record.train_s += event.train_s
         if event.epoch <= record.epoch:
             return False
-        copied = not record.reports and record.segment.copy_from is not None  # those epochs are another's
-        trained = max(1, event.epoch - (record.segment.start if copied else record.epoch))
-        self.epochs += trained
-        record.trained += trained
+        # Without a checkpoint to copy it has begun anew, whatever its segment says.
+        self._count_epochs(record, event.epoch, min(record.segment.start, event.epoch - 1))
         record.epoch = event.epoch
         record.once_s += event.train_s or 0.0
         self._count_once(record, event.energy)
         record.reports.append(event)
         self.reports += 1
         return True
+
+    def _count_epochs(self, record: TrialRecord, epoch: int, copied: int) -> None:
+        """A trial has trained up to ``epoch``; of a copy that has just begun, ``copied`` of them are another's."""
+        if not record.trained and record.segment.copy_from is not None:
+            if epoch <= copied:
+                return  # none of its own yet
+            record.copied = record.trained = copied
+        self.epochs += max(0, epoch - record.trained)
+        record.trained = max(epoch, record.trained)
 
     def _count_once(self, record: TrialRecord, drawn: Measurement | None) -> None:
         if drawn is not None:
@@ -369,6 +392,7 @@ class StudyState:
             record.busy_s += max(0.0, event.time_s - record._running_since_s) / record._members
             record._running_since_s = None
         self._settle_shares(record, event.time_s)
+        self._count_epochs(record, event.epoch, record.segment.start)
         if event.energy is not None:
             self._drew(record, event.energy)
             self._count_once(record, event.energy)
@@ -406,10 +430,11 @@ class StudyState:
             epochs = [report.epoch for report in record.reports]
             assert epochs == sorted(set(epochs)), f"trial {record.id}: epochs {epochs} not increasing"
             assert record.epoch == (epochs[-1] if epochs else 0)
+            assert record.trained >= record.epoch
         assert tally == self.counts, f"{tally} != {self.counts}"
         assert self.reports == sum(len(record.reports) for record in self.trials.values())
-        assert self.epochs == sum(record.trained for record in self.trials.values())
-        assert self.reports <= self.epochs <= sum(record.epoch for record in self.trials.values())
+        assert self.epochs == sum(record.trained - record.copied for record in self.trials.values())
+        assert self.reports <= self.epochs
 
 
 def summary(state: StudyState) -> dict[str, Any]:

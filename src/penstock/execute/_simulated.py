@@ -675,13 +675,12 @@ class Simulated(Executor):
             at_end = (
                 member.segment.until is not None and end is not None and end.epoch >= member.segment.until
             )
+            epoch = member.epoch if end is None else max(member.epoch, end.epoch)
             if not keep:
-                member.ended = Ended(now_s, trial, TrialStatus.STOPPED, member.epoch, reason, energy=drawn)
+                member.ended = Ended(now_s, trial, TrialStatus.STOPPED, epoch, reason, energy=drawn)
                 return
             if not at_end:
-                member.ended = Ended(
-                    now_s, trial, TrialStatus.PAUSED, member.epoch, reason, kept=True, energy=drawn
-                )
+                member.ended = Ended(now_s, trial, TrialStatus.PAUSED, epoch, reason, kept=True, energy=drawn)
                 return
         if end is not None:
             member.ended = Ended(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
+from numbers import Real
 from typing import Any
 
 from penstock.core.errors import InvalidInput
@@ -30,7 +31,9 @@ class Budget:
 
     Attributes:
         trials: How many trials may start.
-        epochs: How many epochs may be trained, over all trials, each counted up to its latest report.
+        epochs: How many epochs may be trained, over all trials: each epoch once, those after a trial's latest report
+            when it ends. All trials together go beyond it by one epoch, and by those that workers train before their
+            reports are read. Near the limit fewer trials run at a time.
         time_s: Wall time, over all sessions of the study.
         energy_wh: Energy in watt-hours. With such a limit, in CO2e or money too, all trials together go beyond it by
             one epoch at most (of a fused group, where trials are fused). So the first epoch of a study runs alone, to
@@ -55,11 +58,16 @@ class Budget:
             value = getattr(self, field.name)
             if value is None:
                 continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value <= 0:
-                raise InvalidInput(f"Budget {field.name} must be a number above 0, got {value!r}.")
+            if not 0 < _number(value) < math.inf:
+                raise InvalidInput(
+                    f"Budget {field.name} must be a number above 0, got {value!r}. Without a limit, leave it out."
+                )
             if field.name in _WHOLE and value != int(value):
                 raise InvalidInput(f"Budget {field.name} must be a whole number, got {value!r}.")
+            plain = (
+                int(value) if field.name in _WHOLE else value if isinstance(value, int) else _number(value)
+            )
+            object.__setattr__(self, field.name, plain)  # trials are counted, and budgets are kept as JSON
 
     @property
     def needs_energy(self) -> bool:
@@ -92,6 +100,16 @@ class Budget:
             return cls(**data)
         except TypeError as error:
             raise InvalidInput(f"Not a budget written by to_json(): {error}.") from error
+
+
+def _number(value: Any) -> float:
+    """A number of any kind, NumPy's too, and of any size; not a number: what is none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _limits() -> list[Field[Any]]:

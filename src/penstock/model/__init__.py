@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.model._check import CoordinateCheck, LayerCheck, coordinate_check
-    from penstock.model._fuse import Fusion
+    from penstock.model._fuse import Fusion, unfusable
     from penstock.model._hazard import writes_beyond
     from penstock.model._light import without_compiler
     from penstock.model._ops import PerMember
@@ -42,6 +42,7 @@ _WHERE = {
     "release": "_optimize",
     "scale_groups": "_parametrize",
     "shrink": "_shrink",
+    "unfusable": "_fuse",
     "without_compiler": "_light",
     "writes_beyond": "_hazard",
 }
@@ -72,6 +73,7 @@ __all__ = [
     "release",
     "scale_groups",
     "shrink",
+    "unfusable",
     "without_compiler",
     "writes_beyond",
 ]

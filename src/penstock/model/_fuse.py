@@ -63,11 +63,9 @@ class Fusion:
     ) -> None:
         if not modules:
             raise Unsupported("There is nothing to fuse: no members.")
-        if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-            raise Unsupported("the model is a TorchScript module")
-        hooked = _hooked(modules)
-        if hooked is not None:
-            raise Unsupported(f"{hooked} has hooks, which would see all members at once")
+        reason = next(filter(None, map(unfusable, modules)), None)
+        if reason is not None:
+            raise Unsupported(reason)
         self._own = [_attributes(module) for module in modules]
         self._template = _skeleton(modules[0])
         self.stack = Stack(modules, groups)
@@ -280,15 +278,25 @@ def _skeleton(module: nn.Module) -> nn.Module:
     return made
 
 
-def _hooked(modules: Sequence[nn.Module]) -> str | None:
-    """The first layer with hooks other than a twin's own multipliers, which are right for all members at once."""
-    for module in modules:
-        for path, sub in module.named_modules():
-            before: Any = sub._forward_pre_hooks
-            if path and before and len(_factors(sub)) == len(before):
-                before = None
-            if sub._forward_hooks or before or sub._backward_hooks or sub._backward_pre_hooks:
-                return path or type(module).__name__
+def unfusable(module: nn.Module) -> str | None:
+    """Why a model can't be fused with any other, as far as a look at it tells; None: it may be."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "the model is a TorchScript module"
+    hooked = _hooked(module)
+    return None if hooked is None else f"{hooked} has hooks, which would see all members at once"
+
+
+def _hooked(module: nn.Module) -> str | None:
+    """The first layer or parameter with hooks; a twin's own multipliers are right for all members at once."""
+    for path, sub in module.named_modules():
+        before: Any = sub._forward_pre_hooks
+        if path and before and len(_factors(sub)) == len(before):
+            before = None
+        if sub._forward_hooks or before or sub._backward_hooks or sub._backward_pre_hooks:
+            return path or type(module).__name__
+    for path, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return path
     return None
 
 

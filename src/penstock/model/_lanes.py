@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from penstock.core.errors import Unsupported
-from penstock.model._fuse import Fusion, _attributes, _differences, _hooked
+from penstock.model._fuse import Fusion, _attributes, _differences, unfusable
 from penstock.model._optimize import FusedOptimizer, group_names, release
 from penstock.model._stack import _same_tensors, detach
 from penstock.model._watch import DRAWS, Watch, generators, shared
@@ -260,7 +260,7 @@ class FusedLanes:
 
     def __init__(self, pairs: Sequence[tuple[nn.Module, torch.optim.Optimizer]]) -> None:
         modules = [module for module, _ in pairs]
-        reason = unfusable(modules[0])
+        reason = unlaned(modules[0])
         if reason is not None:
             raise Unsupported(reason)
         self.fusion = Fusion(modules, groups=group_names(*pairs[0]))
@@ -659,7 +659,7 @@ def alike(
     reasons: dict[int, str] = {}
     facts: list[Any] = [None] * len(pairs)
     for number, (module, optimizer) in enumerate(pairs):
-        reason = unfusable(module)
+        reason = unlaned(module)
         try:
             names = group_names(module, optimizer) if reason is None else []
         except Unsupported as error:
@@ -689,14 +689,11 @@ def alike(
     return [group for group in groups if len(group) > 1], reasons
 
 
-def unfusable(module: nn.Module) -> str | None:
-    """Why a model can't be fused with any other; None: it may be."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "the model is a TorchScript module"
+def unlaned(module: nn.Module) -> str | None:
+    """Why a function's model can't be fused with any other; None: it may be."""
     if hasattr(module, "_orig_mod"):
         return "the model is compiled; prepare the plain one"
-    hooked = _hooked([module])
-    return None if hooked is None else f"{hooked} has hooks, which would see all members at once"
+    return unfusable(module)
 
 
 def _verify(leaves: Sequence[Any], watch: Watch) -> None:
@@ -769,6 +766,6 @@ __all__ = [
     "LaneCheck",
     "Member",
     "alike",
-    "unfusable",
+    "unlaned",
     "untouched",
 ]

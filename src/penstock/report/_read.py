@@ -63,7 +63,7 @@ def row(record: TrialRecord, spec: Mapping[str, Any] | None = None, *, error: bo
     head: dict[str, Any] = {
         "trial": record.id,
         "status": record.status.value,
-        "epochs": record.epoch,
+        "epochs": record.trained,
         "busy_s": record.busy_s,
         "energy_j": None if energy is None else energy.joules,
         "energy_source": None if energy is None else str(energy.source),

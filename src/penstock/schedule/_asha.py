@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 from penstock.core import Segment, Trial, TrialGroup, TrialStatus, Values
 from penstock.core.errors import InvalidInput
 from penstock.schedule._base import Order, Outcome, Rules, Scheduler
-from penstock.schedule._check import budgets, levels, whole
+from penstock.schedule._check import budgets, ended_by, levels, raised, whole
 
 _Key: TypeAlias = tuple[float, int]
 """What trials of a rung are sorted by: their value or rank, and their number for ties."""
@@ -36,8 +36,6 @@ class ASHA(Scheduler):
             rung, in the proportions of Hyperband: asynchronous Hyperband.
     """
 
-    extends = True
-
     def __init__(
         self,
         max_epochs: int = 27,
@@ -62,6 +60,7 @@ class ASHA(Scheduler):
         self._rules: Rules | None = None
         self._open: list[_Bracket] = []
         self._running: dict[int, tuple[int, int, Trial]] = {}  # bracket, rung, trial
+        self._most = self.trials
         self._proposed = self._handed = 0
         self._exhausted = self._finished = False
         self._dropped: list[int] = []
@@ -79,6 +78,7 @@ class ASHA(Scheduler):
             for s in range(self.brackets)
         ]
         self._running = {}
+        self._most = self.trials
         self._proposed = self._handed = 0
         self._exhausted = self._finished = False
         self._dropped = []
@@ -91,11 +91,11 @@ class ASHA(Scheduler):
         segments = self._promotions(want, exact=False)
         missing = want - len(segments)
         if missing and not self._exhausted:
-            if self.trials is not None:
-                missing = min(missing, self.trials - self._proposed)
+            if self._most is not None:
+                missing = min(missing, self._most - self._proposed)
             new = rules.propose(missing) if missing else ()
             self._proposed += len(new)
-            self._exhausted = len(new) < missing or self._proposed == self.trials
+            self._exhausted = len(new) < missing or self._proposed == self._most
             segments.extend(self._begin(trial) for trial in new)
         if self._exhausted and len(segments) < want:
             segments.extend(self._promotions(want - len(segments), exact=True))
@@ -132,13 +132,19 @@ class ASHA(Scheduler):
         if self._exhausted and not self._running:
             self._finish_if_over()
 
-    def reopen(self, over: Collection[int]) -> None:
+    def reopen(self, over: Collection[int], most: int | None) -> None:
         """Go on to the number of trials; those that were dropped keep their ranks, but are not promoted any more."""
-        if self._proposed != self.trials:
+        self._most = raised(self, self._most, most)
+        if self._proposed != self._most:
             self._exhausted = self._finished = False
         for bracket in self._open:
             for rung in bracket.rungs:
                 rung.give_up(over)
+
+    @property
+    def no_more(self) -> str:
+        """The number of trials, or that the sampler has no more."""
+        return ended_by(self, self.trials)
 
     def _finish_if_over(self) -> None:
         over = self._exhausted and not self._running and not self._finished
@@ -163,9 +169,9 @@ class ASHA(Scheduler):
         """An estimate: what synchronous halving would hand out, or what was handed out if that is more."""
         if self._finished:
             return self._handed
-        if self.trials is None and not self._exhausted:
+        if self._most is None and not self._exhausted:
             return None
-        trials = self._proposed if self._exhausted or self.trials is None else self.trials
+        trials = self._proposed if self._exhausted or self._most is None else self._most
         epochs = budgets(self._max, self.min_epochs, self.eta)
         shares = [bracket.share for bracket in self._open] or [1.0]
         segments = 0

@@ -87,13 +87,14 @@ class Scheduler(ABC):
         max_epochs: The largest budget a trial can get, None if the training function decides.
         synchronous: Whether rungs are compared when they are complete, so that who goes on does not depend on how
             many trials run at once.
-        extends: Whether ``reopen`` brings more trials.
+        by_default: Whether its number of trials is the study's choice, where nobody had said one: a larger budget of
+            trials counts instead.
     """
 
     sampler: object | None = None
     max_epochs: int | None = None
     synchronous: bool = False
-    extends: bool = False
+    by_default: bool = False
 
     @abstractmethod
     def start(self, rules: Rules) -> None:
@@ -129,13 +130,21 @@ class Scheduler(ABC):
         """A report or a note, for schedulers that look at more than how segments end."""
         return None
 
-    def reopen(self, over: Collection[int]) -> None:
-        """There may be new trials again after ``propose`` came back short: the study's budget of them was raised.
+    def reopen(self, over: Collection[int], most: int | None) -> None:
+        """There may be new trials again after ``propose`` came back short: the study's budget of them is another one.
+
+        Also called before anything is decided, to see whether it is still ``done``: twice is the same as once.
 
         Args:
             over: Trials that get no further segment, those that were dropped included.
+            most: The budget: how many trials there may be in all, those of other stages included; None: no limit.
         """
         return None
+
+    @property
+    def no_more(self) -> str:
+        """Why no budget brings more trials, where it is ``done``: for people, after "The study is over:"."""
+        return f"{type(self).__name__} has all the trials that it is to have"
 
     @property
     def urgent(self) -> bool:

@@ -244,7 +244,6 @@ class Bracketed(Scheduler):
     """A scheduler that runs brackets."""
 
     synchronous = True
-    extends = True
 
     _brackets: Brackets | None = None
 
@@ -270,10 +269,15 @@ class Bracketed(Scheduler):
         if self._brackets is not None:
             self._brackets.ended(outcome)
 
-    def reopen(self, over: Collection[int]) -> None:
+    def reopen(self, over: Collection[int], most: int | None) -> None:
         """Go on with what is missing of the bracket that came short, and the brackets after it."""
         if self._brackets is not None:
             self._brackets.reopen()
+
+    @property
+    def no_more(self) -> str:
+        """The brackets."""
+        return f"all brackets of {type(self).__name__} are filled"
 
     def drops(self) -> Sequence[int]:
         """The trials that were not among the best of their rung."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.errors import InvalidInput
+from penstock.schedule._base import Scheduler
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
@@ -45,3 +46,16 @@ def budgets(max_epochs: int, min_epochs: int, eta: int) -> tuple[int, ...]:
     """
     count = levels(max_epochs, min_epochs, eta)
     return tuple(max_epochs // eta**down for down in range(count, -1, -1))
+
+
+def raised(scheduler: Scheduler, own: int | None, most: int | None) -> int | None:
+    """A scheduler's number of trials where the budget has another: who said their own number has said enough."""
+    return own if own is None or most is None or not scheduler.by_default else max(own, most)
+
+
+def ended_by(scheduler: Scheduler, own: int | None) -> str:
+    """Why a scheduler with a number of trials, or none, has no more of them."""
+    name = type(scheduler).__name__
+    if own is None:
+        return "its sampler has proposed all there is"
+    return f"{name}(trials={own}) has a number of its own, which no budget raises"

@@ -7,7 +7,7 @@ from typing import final
 
 from penstock.core import Segment, TrialGroup
 from penstock.schedule._base import Outcome, Rules, Scheduler
-from penstock.schedule._check import whole
+from penstock.schedule._check import ended_by, raised, whole
 
 
 @final
@@ -23,8 +23,6 @@ class Full(Scheduler):
         sampler: A Sampler for this scheduler; None: the study's.
     """
 
-    extends = True
-
     def __init__(
         self, trials: int | None = None, epochs: int | None = None, sampler: object | None = None
     ) -> None:
@@ -32,12 +30,14 @@ class Full(Scheduler):
         self.max_epochs = None if epochs is None else whole("epochs", epochs)
         self.sampler = sampler
         self._rules: Rules | None = None
+        self._most = self.trials
         self._handed = 0
         self._exhausted = False
 
     def start(self, rules: Rules) -> None:
         """Begin a study."""
         self._rules = rules
+        self._most = self.trials
         self._handed = 0
         self._exhausted = False
 
@@ -46,24 +46,30 @@ class Full(Scheduler):
         rules = self._rules
         if rules is None or self._exhausted or want <= 0:
             return None
-        if self.trials is None:
+        if self._most is None:
             count = want
         elif rules.learns:
-            count = min(want, self.trials - self._handed)
+            count = min(want, self._most - self._handed)
         else:
-            count = self.trials - self._handed
+            count = self._most - self._handed
         if count <= 0:
             return None
         trials = rules.propose(count)
         self._handed += len(trials)
-        self._exhausted = len(trials) < count or self._handed == self.trials
+        self._exhausted = len(trials) < count or self._handed == self._most
         if not trials:
             return None
         return TrialGroup(tuple(Segment(trial, until=self.max_epochs) for trial in trials), label="full")
 
-    def reopen(self, over: Collection[int]) -> None:
+    def reopen(self, over: Collection[int], most: int | None) -> None:
         """Go on to the number of trials."""
-        self._exhausted = self._handed == self.trials
+        self._most = raised(self, self._most, most)
+        self._exhausted = self._handed == self._most
+
+    @property
+    def no_more(self) -> str:
+        """The number of trials, or that the sampler has no more."""
+        return ended_by(self, self.trials)
 
     def ended(self, outcome: Outcome) -> None:
         """Nothing depends on it."""
@@ -80,7 +86,7 @@ class Full(Scheduler):
     @property
     def expected(self) -> int | None:
         """The number of trials, once known."""
-        return self._handed if self._exhausted else self.trials
+        return self._handed if self._exhausted else self._most
 
     def to_json(self) -> dict[str, object]:
         """Name and parameters."""

@@ -200,6 +200,14 @@ class PBT(Scheduler):
         return dropped
 
     @property
+    def no_more(self) -> str:
+        """The population."""
+        return (
+            "PBT trains one population from its beginning to its end, where a new member would have nobody of its age "
+            "to be compared with"
+        )
+
+    @property
     def done(self) -> bool:
         """Whether the last round is handed out."""
         return self._finished

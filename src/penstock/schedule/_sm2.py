@@ -185,6 +185,11 @@ class SM2(Scheduler):
         return self._reasons.get(trial, "not promoted")
 
     @property
+    def no_more(self) -> str:
+        """The batch sizes."""
+        return "SM2 has one trial for each batch size, and the best of them is trained"
+
+    @property
     def done(self) -> bool:
         """Whether the last configuration has stopped."""
         return self._over

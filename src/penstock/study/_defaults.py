@@ -26,9 +26,11 @@ def default_scheduler(work: Any, sampler: Sampler | None, budget: Budget) -> Sch
     A Task says how long its trainings are, so bad ones can be ended early. ASHA of the halving schedulers, for it
     never waits for a rung to fill: the first good configuration is trained to its end while others still begin.
     """
+    found: Scheduler = Full(trials=DEFAULT_TRIALS)
     if sampler is None and budget == Budget() and isinstance(work, Task) and work.epochs >= _FEWEST_EPOCHS:
-        return ASHA(max_epochs=work.epochs, eta=_ETA, trials=HALVED_TRIALS)
-    return Full(trials=DEFAULT_TRIALS)
+        found = ASHA(max_epochs=work.epochs, eta=_ETA, trials=HALVED_TRIALS)
+    found.by_default = True
+    return found
 
 
 def told(work: Any, scheduler: Scheduler, sampler: Sampler, executor: Executor, unfused: str | None) -> str:

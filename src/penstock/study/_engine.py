@@ -55,7 +55,7 @@ from penstock.study._ledger import Foresight, Ledger
 _AHEAD = 16  # a planner sees so many trials ahead for each one that fits; the rest only queues
 
 TRIALS = "budget_of_trials"
-"""The topic of notes that the budget of trials was raised: ``trials``, or None for no limit."""
+"""The topic of notes that the budget of trials is another one than before: ``trials``, or None for no limit."""
 
 LOST_RETRIES = 3
 """How often a segment is run again whose worker died through no fault of the training function."""
@@ -201,8 +201,7 @@ class Engine:
             case Noted():
                 self.setup.scheduler.heard(event)
                 if event.topic == TRIALS:
-                    over = {record.id for record in self.state.trials.values() if record.status.is_end}
-                    self.setup.scheduler.reopen(over)
+                    self._reopen(event)
             case Started():
                 self.running[event.trial] = self.state.trials[event.trial].segment
                 self._member_of[event.trial] = event.fused
@@ -364,15 +363,19 @@ class Engine:
     def plan(
         self, free: Sequence[Free], time_s: float = 0.0, most: int | None = None
     ) -> tuple[Placement, ...]:
-        """What to launch now; it leaves the queue. A planner that looks ahead sees ``most`` segments at most."""
+        """What to launch now; it leaves the queue. Planners that look ahead or fuse see ``most`` segments at most."""
         if self._ledger is not None:
             return self._plan_ahead(self._ledger, free, time_s, most)
         moved = self._moved() if self._moves else ()
         free = self._unkept(free)
         if not self.queue or not free:
             return moved
-        more = 1 if self.setup.ahead is None else 0  # one more than fills the groups would make them uneven
-        waiting = tuple(islice(self.queue, self._room(free) + more))
+        seen = self._room(free)
+        if self.setup.ahead is None:
+            seen += 1  # of fused ones, one more than fills the groups would make them uneven
+        elif most is not None:
+            seen = min(seen, most)
+        waiting = tuple(islice(self.queue, seen))
         plan = Plan(waiting, tuple(free))
         for step in self.setup.planner:
             plan = step(plan)
@@ -504,9 +507,11 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """After a replay: whether the journal tells of a study that was run to its end."""
-        closed = self.state.closed
-        return closed is not None and closed.reason == "finished" and self.setup.scheduler.done
+        """After a replay: whether the journal tells of a study that was run to its end.
+
+        The scheduler may not know: that nobody proposed any more trials is not journalled.
+        """
+        return self.state.closed is not None and self.state.closed.reason == "finished"
 
     def _elapsed_s(self, time_s: float) -> float:
         """What the study has spent by ``time_s``, over all sessions."""
@@ -593,9 +598,11 @@ class Engine:
         return trial
 
     def _propose_again(self, n: int) -> Sequence[Trial]:
-        """During a replay the journal answers for the sampler."""
+        """During a replay the journal answers for the sampler; trials made from others are none of its answers."""
         assert self._replayed is not None
-        trials = [self._replayed.popleft() for _ in range(min(n, len(self._replayed)))]
+        trials: list[Trial] = []
+        while len(trials) < n and self._replayed and self._replayed[0].parent is None:
+            trials.append(self._replayed.popleft())
         self.setup.sampler.skip([t.config for t in trials], [t.id for t in trials])
         self._next_trial += len(trials)
         self._proposed += len(trials)
@@ -625,15 +632,27 @@ class Engine:
         if self._ledger is not None:
             self._ledger.clear()
 
-    def raised(self, before: int | None, time_s: float) -> Noted | None:
-        """After a replay: the note that there may be more trials than in the last session; ``before``: in the first."""
+    def rebudgeted(self, before: int | None, time_s: float) -> Noted | None:
+        """After a replay: the note that the budget of trials is not the last session's; ``before``: of the first."""
         for note in self.state.notes:
             if note.topic == TRIALS:
                 before = note.data["trials"]
         limit = self.setup.budget.trials
-        if before is None or (limit is not None and limit <= before):
-            return None
-        return Noted(time_s, TRIALS, {"trials": limit})
+        return None if limit == before else Noted(time_s, TRIALS, {"trials": limit})
+
+    def over_with(self, note: Noted | None) -> bool:
+        """After a replay: whether the study was run to its end, and a new budget of trials brings no more of them."""
+        if not self.finished or note is None:
+            return self.finished
+        limit = note.data["trials"]
+        if limit is not None and limit <= self.state.counts.total:
+            return True
+        self._reopen(note)
+        return self.setup.scheduler.done
+
+    def _reopen(self, note: Noted) -> None:
+        over = {record.id for record in self.state.trials.values() if record.status.is_end}
+        self.setup.scheduler.reopen(over, note.data["trials"])
 
     def probed(self, event: Noted) -> None:
         """What was measured for a proposal that is being made: nobody learns of it but who asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -33,13 +34,13 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.state import ONCE, PROBED, REFUSED
+from penstock.core.state import DREW, ONCE, PROBED, REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
 from penstock.report import View
 from penstock.store import Store
-from penstock.study._allowance import Allowance, allowed_j
+from penstock.study._allowance import Allowance, Epochs, Joules, allowed_j
 from penstock.study._bounds import violation_notes
 from penstock.study._engine import Engine
 from penstock.study._files import CheckpointKeeper
@@ -95,10 +96,13 @@ class Session:
         self._unsaved = False  # said that there is no checkpoint to go on from
         self._unmeasured = False  # said that a network could not be measured
         self._probed: Config | None = None  # what was measured last before training
-        self._allowance: Allowance | None = None
+        self._allowances: list[Allowance] = []
+        told: set[int] = set()
         if study.budget.needs_energy and not study.budget.finish:
             limit_j = allowed_j(study.budget, study._grid, study.price_per_kwh)
-            self._allowance = Allowance(limit_j, engine.state)
+            self._allowances.append(Allowance(limit_j, engine.state, Joules(), told))
+        if study.budget.epochs is not None and not study.budget.finish:
+            self._allowances.append(Allowance(study.budget.epochs, engine.state, Epochs(), told))
 
     def run(self, notes: Iterable[Noted] = ()) -> None:
         """Open the session, loop, close it.
@@ -167,7 +171,7 @@ class Session:
             if engine.done:
                 return "finished", ""
             if not engine.running:
-                if self._allowance is not None and self._allowance.told:
+                if any(allowance.told for allowance in self._allowances):
                     return "budget", self._nearly_used_up  # the scheduler waits for who was stopped
                 engine.check_finished()
             self._rein()
@@ -188,18 +192,23 @@ class Session:
             self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
     def _feed(self) -> None:
-        """Ask for groups, journal them, launch what fits, and what the allowance of energy allows."""
-        allowance, engine = self._allowance, self._engine
-        if allowance is None:
+        """Ask for groups, journal them, launch what fits, and what the allowances of energy and epochs allow."""
+        engine = self._engine
+        if not self._allowances:
             self._feed_on(self._executor.free())
             return
         more = True
         while more:
             free = self._executor.free()
-            width, running = engine.setup.width, len(engine.running)
-            group = engine.group(free)
-            allowed, more = allowance.within(free, engine.running, engine.room(free), width, group)
-            self._feed_on(allowed, None if allowed is free else group if allowed else 0)
+            running, room, group = len(engine.running), engine.room(free), engine.group(free)
+            allowed, most, more = min(
+                (
+                    each.within(free, engine.running, room, engine.setup.width, group)
+                    for each in self._allowances
+                ),
+                key=lambda found: math.inf if found[1] is None else found[1],
+            )
+            self._feed_on(allowed, most)
             more = more and len(engine.running) > running
 
     def _feed_on(self, free: Sequence[Free], most: int | None = None) -> None:
@@ -267,6 +276,9 @@ class Session:
                 self._view.say(f"{dict(config)!r} could not be measured before training: {error}")
         if config == self._probed:
             data["again"] = True
+        drawn = total(sample.energy for sample in samples if sample.energy is not None)
+        if drawn is not None and self._study.counts_own_energy:
+            data[DREW] = drawn.plain
         self._probed = dict(config)
         note = Noted(self._now(), PROBED, data)
         self._engine.probed(note)
@@ -338,12 +350,14 @@ class Session:
             self._why_failed = self._why_failed or event.reason
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
-        if self._allowance is not None:
+        for allowance in self._allowances:
             if isinstance(event, Reported):
-                self._allowance.heard(event)
-                self._hungry = True  # it is known better now what there is room for
+                allowance.heard(event)
+                self._hungry = (
+                    self._hungry or allowance.tight
+                )  # it is known better now what there is room for
             elif isinstance(event, Ended):
-                self._allowance.ended(event)
+                allowance.ended(event)
         if self._desk is not None and isinstance(event, Reported | Ended):
             self._read_desk()
 
@@ -504,9 +518,9 @@ class Session:
         limit, an epoch that runs counts as spent.
         """
         state, budget = self._engine.state, self._study.budget
-        if not budget.needs_energy or state.energy is None or not state.reports:
+        if not budget.needs_energy or state.trial_energy is None or not state.reports:
             return None
-        usual = state.energy.scaled(1 / state.reports)
+        usual = state.trial_energy.scaled(1 / state.reports)
         ahead = []
         for trial in self._engine.running:
             record = state.trials[trial]
@@ -515,9 +529,9 @@ class Session:
         return total(ahead)
 
     def _rein(self) -> None:
-        """Stop trials whose next epoch would be one too many for a budget of energy, which others use up."""
-        if self._allowance is not None and self._leave is None:
-            stops = self._allowance.stops(self._engine.running, waiting=self._virtual)
+        """Stop trials whose next epoch would be one too many for a budget, which others use up."""
+        for allowance in self._allowances if self._leave is None else ():
+            stops = allowance.stops(self._engine.running, waiting=self._virtual)
             if stops:
                 self._executor.stop(stops, reason=self._nearly_used_up, keep=True)
 
@@ -525,7 +539,7 @@ class Session:
     def _nearly_used_up(self) -> str:
         budget, spent = self._study.budget, self._spent()
         used_up = budget.used_up(spent, currency=self._study.currency)
-        return used_up or "what is left of the energy budget is for the epochs that run"
+        return used_up or "what is left of the budget is for the epochs that run"
 
     def _check_leave(self) -> None:
         """Begin to drain if a signal came, the budget is used up or nothing but failures ever comes."""

@@ -21,8 +21,19 @@ from penstock.core import (
     TrialRecord,
     VirtualClock,
 )
-from penstock.core.errors import InvalidInput, PenstockError, StoreCorrupt
-from penstock.energy import LimitRule, PowerLimits, SimulatedGpus, co2, grid, make_meter, money
+from penstock.core.errors import InvalidInput, PenstockError, SensorError, StoreCorrupt
+from penstock.core.state import DREW
+from penstock.energy import (
+    LimitRule,
+    Meter,
+    PowerLimits,
+    SimulatedGpus,
+    co2,
+    cpu_sensors,
+    grid,
+    make_meter,
+    money,
+)
 from penstock.execute import Executor, Job, Local
 from penstock.goal import Budget, Goal, Limit, front, ranked
 from penstock.model import Shrink
@@ -305,6 +316,7 @@ class Study:
             fuse: Fuse otherwise from here on; checkpoints fit either way.
             files: Where its folder of checkpoints is now, if it was moved.
         """
+        check_type("executor", executor, Executor, None)
         opened = open_store(store, write=False)
         try:
             entry = opened.find(name)
@@ -318,8 +330,8 @@ class Study:
             maximize=[o["metric"] for o in entry.spec["goal"] if o["maximize"]],
             scheduler=parts["scheduler"],
             sampler=None if parts["scheduler"].sampler is not None else parts["sampler"],
-            executor=executor or parts["executor"],
-            budget=budget or Budget.from_json(entry.spec["budget"]),
+            executor=parts["executor"] if executor is None else executor,
+            budget=Budget.from_json(entry.spec["budget"]) if budget is None else budget,
             seed=entry.spec["seed"],
             store=store,
             name=entry.name,
@@ -327,7 +339,7 @@ class Study:
             timeout_s=entry.spec["timeout_s"],
             stop=parts["stop"],
             planner=parts["planner"],
-            files=files or entry.spec.get("files") or parts["files"],
+            files=(entry.spec.get("files") or parts["files"]) if files is None else files,
             keep=entry.spec["keep"],
             meter=_gpus_of(parts, executor) or entry.spec.get("meter", True),
             region=entry.spec.get("region"),
@@ -357,6 +369,7 @@ class Study:
             jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
         """
         # They may be others by now.
+        self.budget = check_type("budget", self.budget, Budget, Budget())
         check_energy(self.budget, self.meter, self.price_per_kwh, self.currency)
         if isinstance(self.work, Command) and isinstance(self.executor.clock, VirtualClock):
             raise InvalidInput(
@@ -381,14 +394,9 @@ class Study:
                 for note in engine.state.notes:
                     self._fuser.learn(note, earlier=True)
             counted = self._entry.spec["budget"].get("trials")
-            raised = engine.raised(counted, self.executor.clock.now_s())
-            if engine.finished and (raised is None or not self.scheduler.extends):
-                asked = self.budget.trials or 0
-                if raised is not None or (counted is None and asked > engine.state.counts.total):
-                    shown.say(
-                        "The study is over: its scheduler brings no more trials, whatever the budget. For more, start "
-                        "another one with warm_start=."
-                    )
+            rebudgeted = engine.rebudgeted(counted, self.executor.clock.now_s())
+            if engine.over_with(rebudgeted):
+                self._say_over(shown)
                 return self
             if self.chosen is not None and not engine.state.sessions:
                 shown.say(self.chosen)
@@ -404,9 +412,11 @@ class Study:
             if self._fuser is not None:
                 self._fuser.on(self.executor.slots)
             learned = self._know_overheads(engine, store, files, shown)
-            notes = self._first_notes((raised, learned), engine, shown)
+            notes = self._first_notes((rebudgeted, learned), engine, shown)
             with _old_objects_set_aside():
                 Session(self, engine, store, files, shown, desk).run(notes)
+            if rebudgeted is not None and engine.finished:
+                self._say_over(shown)
         finally:
             self.executor.close()
             shown.close()
@@ -414,6 +424,15 @@ class Study:
             if self._target is not None:
                 store.close()
         return self
+
+    def _say_over(self, view: View) -> None:
+        """Say why there are fewer trials than a budget of them allows, in a study that is over."""
+        count = self.state.counts.total
+        if self.budget.trials is not None and self.budget.trials > count:
+            view.say(
+                f"The study is over: {self.scheduler.no_more}. So there are no more trials in it than its {count}; for "
+                "more, start another one with warm_start=."
+            )
 
     def _open(self) -> Store:
         """The store, open for writing, with the study in it."""
@@ -550,6 +569,11 @@ class Study:
         return self.probe.elsewhere or alone or isinstance(self.executor.clock, VirtualClock)
 
     @property
+    def counts_own_energy(self) -> bool:
+        """Whether what this process draws for the study, before there are trials, is of the kind that theirs is."""
+        return self.meter and not self.imagines and not isinstance(self.executor.clock, VirtualClock)
+
+    @property
     def imagines(self) -> bool:
         """Whether its GPUs are imagined ones, which have power limits of their own."""
         return self._gpus is not None or getattr(self.executor, "power", None) is not None
@@ -645,8 +669,9 @@ class Study:
         view.say(f"Checking that a twin {shrink.factor:g} times as narrow trains like the model.")
         held = self.scheduler.held if isinstance(self.scheduler, Transfer) else {}
         threads = min((free.device.cores for free in self.executor.free()), default=1)
-        with self.executor.meanwhile():
-            data = inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
+        data: dict[str, Any] = {}
+        with self.executor.meanwhile(), _metered(data, wanted=self.counts_own_energy):
+            data |= inspect_twin(twin, shrink, middle(self.space, held), threads=threads)
         return Noted(self.executor.clock.now_s(), TOPIC, data)
 
     @property
@@ -811,7 +836,7 @@ class Study:
 
     @property
     def energy(self) -> Measurement | None:
-        """The energy of all epochs so far with its source; None where nothing was metered."""
+        """The energy so far with its source, of trials and of measuring before them; None: nothing was metered."""
         return self.state.energy
 
     @property
@@ -900,6 +925,21 @@ def _gpus_of(parts: Mapping[str, Any], executor: Executor | None) -> SimulatedGp
 def _nothing_yet(config: Mapping[str, Any], count: int) -> dict[str, list[float]]:
     """Nothing is measured while a journal is replayed."""
     raise PenstockError(f"{dict(config)!r} was to be measured {count} times during a replay.")
+
+
+@contextlib.contextmanager
+def _metered(data: dict[str, Any], *, wanted: bool) -> Iterator[None]:
+    """Put into a note's data what this process draws meanwhile."""
+    sensors = cpu_sensors() if wanted else []
+    window = Meter(sensors).window("check") if sensors else None
+    try:
+        yield
+    finally:
+        if window is not None:
+            with contextlib.suppress(SensorError):
+                data[DREW] = window.end().energy.plain
+        for sensor in sensors:
+            sensor.close()
 
 
 def _read_journal(store: Store, entry: StudyEntry, engine: Engine) -> None:

@@ -11,7 +11,7 @@ import copy
 import math
 import statistics
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_
@@ -233,6 +233,9 @@ class Transfer(Scheduler):
         self._seeds: dict[int, int] = {}  # of the target of a surrogate trial's own configuration
         self._vacant = 0
         self._tuned = 0  # trials of the second stage that were handed out
+        self._settled: int | None = (
+            None  # surrogate trial whose second stage is over, of a study with more trials
+        )
         self._elapsed_s = 0.0
         self._latest: dict[int, tuple[int, float]] = {}  # surrogate trial: epoch, quality (lower is better)
         self._broken: set[int] = set()  # surrogate trials that failed
@@ -301,6 +304,21 @@ class Transfer(Scheduler):
             whole = outcome.status is TrialStatus.COMPLETED
             self._found[outcome.trial] = (whole, outcome.epoch, values)
         self.inner.ended(outcome)
+
+    def reopen(self, over: Collection[int], most: int | None) -> None:
+        """More surrogate trials, unless the time for them is over; if they are better, their best is transferred."""
+        if self._shut or self.deadline_s is not None:
+            return
+        if self.done:  # a new best has a second stage of its own
+            self._settled, self._tuned = self._best(), 0
+        self.inner.reopen(over, most)
+
+    @property
+    def no_more(self) -> str:
+        """The deadline, or as the inner scheduler has it."""
+        if self.deadline_s is None:
+            return self.inner.no_more
+        return f"the model was to be trained within {self.deadline_s:g} s, and is"
 
     def drops(self) -> Sequence[int]:
         """Of the inner scheduler."""
@@ -519,7 +537,7 @@ class Transfer(Scheduler):
 
     def _second_due(self, standing: TransferStanding) -> bool:
         """Whether what does not transfer is still to be tuned, on the full model."""
-        if not self.held or self._tuned >= self.shrink.second or standing.best is None:
+        if not self.held or self._tuned >= self.shrink.second or standing.best in (None, self._settled):
             return False
         if not (standing.over and standing.best in standing.transferred and transfer_fits(standing)):
             return False

@@ -5,6 +5,7 @@ A test file subclasses ``SchedulerSuite`` and says how to make the scheduler; py
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -296,6 +297,24 @@ class SchedulerSuite(ABC):
             again = drive(scheduler, smooth_loss(seed), seed=seed, failures=0.1, limit=self.limit)
             fresh = drive(self.scheduler(), smooth_loss(seed), seed=seed, failures=0.1, limit=self.limit)
             assert first == again == fresh
+
+    def test_more_trials_may_be_told_of_twice_and_are_forgotten_at_the_start(self) -> None:
+        """A study first asks whether a larger budget brings more of them, and a resume replays all from the start."""
+        found = []
+        for times in (1, 2):
+            scheduler = self.scheduler()
+            scheduler.by_default = True
+            trace = drive(scheduler, smooth_loss(0), slots=3, limit=5)
+            first = copy.deepcopy(trace)
+            for _ in range(times):
+                scheduler.reopen(set(trace.status), 10_000)
+            done = scheduler.done
+            group = scheduler.next(3)
+            assert group is None or not done, "a group after the end"
+            assert scheduler.no_more
+            found.append((done, group))
+            assert drive(scheduler, smooth_loss(0), slots=3, limit=5) == first
+        assert found[0] == found[1]
 
     def test_a_sampler_that_learns_is_not_asked_ahead(self) -> None:
         """Never for more new trials than can start."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _MEET_S = 120.0  # how long workers wait for each other to begin
 _PATIENCE_S = 3600.0  # how long one may let the others wait later on
 _MARK = "penstock_devices"
+_FAILURES, _FAILURE = "penstock_failures", "penstock_failure"
 UNDIVIDED = "undivided"
 """The topic under which a crew tells the study that its loss can't be computed in parts."""
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -104,23 +106,31 @@ def joined(world: tuple[int, int, str], device: str) -> Iterator[Crew]:
         timeout=timedelta(seconds=_PATIENCE_S),
     )
     try:
-        yield Crew(World(rank, size))
+        yield Crew(World(rank, size), store)
     finally:
+        # Whoever waits for this worker's word fails at once: its connections are closed.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
 
 
 @final
 class Crew:
-    """One worker's view of the crew it is in. All members call its methods in the same order."""
+    """One worker's view of the crew it is in. All members call its methods in the same order.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: Which one it is, of how many.
+        store: Where they met; None: they did not.
+    """
+
+    def __init__(self, world: World, store: Any = None) -> None:
         self.world = world
+        self._store = store
         self.note: Callable[[str, dict[str, Any]], None] | None = (
             None  # tells the study, where someone listens
         )
         self._rows: tuple[int, int, int] | None = None  # begin, end, all: of the batch that is being trained
         self._divides: bool | None = None  # whether batches can be trained in parts; None: not looked at yet
+        self._silent = False  # layers that look at the whole batch make do with this worker's part
 
     @property
     def leads(self) -> bool:
@@ -158,6 +168,26 @@ class Crew:
         dist.gather_object(value, found, dst=0)
         return found or []
 
+    def blame(self, error: BaseException) -> BaseException:
+        """Why the crew fails, of what this worker fails with: the first one's error, which made the others fail.
+
+        Not in the order of the other methods: told where they met, for the others may wait in any of them.
+        """
+        from penstock.train._run import Refused
+        from penstock.train._worker import one_line, user_traceback
+
+        if self._store is None:
+            return error
+        try:
+            if self._store.add(_FAILURES, 1) == 1:
+                told = [self.world.rank, one_line(error), user_traceback(error)]
+                self._store.set(_FAILURE, json.dumps(told))
+                return error
+            rank, reason, detail = json.loads(self._store.get(_FAILURE))
+        except Exception:
+            return error  # the folder is gone, or the first one died
+        return Refused(reason, f"On the worker of rank {rank}:\n{detail}")
+
     # ------------------------------------------------------------ training
 
     def run_steps(self, trainer: Trainer, batches: Iterable[Any]) -> None:
@@ -171,7 +201,7 @@ class Crew:
         schedule = trainer.schedule if trainer._per_step else None
         scaler, clip, tell = trainer.scaler, trainer.clip_norm, trainer.on_iteration
         parameters = [p for p in model.parameters() if p.requires_grad]
-        rank, size = self.world.rank, self.world.size
+        size = self.world.size
         if not trainer._checked:
             batches = trainer._check_first(batches, forward)
         with self._whole_batches(model):
@@ -181,7 +211,7 @@ class Crew:
                 if rows >= size and self._divides is None:
                     self._look_at_parts(trainer, inputs, targets, rows)
                 if rows >= size and self._divides:
-                    begin, end = rank * rows // size, (rank + 1) * rows // size
+                    begin, end = self._part_of(rows)
                     inputs, targets = _cut(inputs, begin, end, rows), _cut(targets, begin, end, rows)
                     self._rows, part = (begin, end, rows), (end - begin) / rows
                 # Too few rows for everybody, or a loss that is no mean: each trains the whole batch, as if alone.
@@ -230,8 +260,11 @@ class Crew:
         if not self.agree(text is None):
             self._divides = False
         else:
-            text = self._odd_forward(trainer, inputs, rows)
+            text = self._fails_on_part(trainer, inputs, rows)
             self._divides = self._all(text is None)
+            if self._divides:
+                text = self._odd_forward(trainer, inputs, rows)
+                self._divides = self._all(text is None)
         if not self._divides and self.leads and self.note is not None:
             reason = text or "a part of a batch does not go through the model as it does within the whole."
             self.note(UNDIVIDED, {"text": f"Trials do not spread over devices: {reason}"})
@@ -245,19 +278,36 @@ class Crew:
         dist.all_reduce(word, op=dist.ReduceOp.MIN)
         return bool(word.item())
 
+    def _part_of(self, rows: int) -> tuple[int, int]:
+        """Which rows of a batch are this worker's: first, and after the last."""
+        rank, size = self.world.rank, self.world.size
+        return rank * rows // size, (rank + 1) * rows // size
+
+    def _fails_on_part(self, trainer: Trainer, inputs: Any, rows: int) -> str | None:
+        """Why the model can't take this worker's part of a batch; None: it can. Leaves no trace.
+
+        Each looks for itself: where it fails for one alone, the others would wait for it in their batch norms.
+        """
+        begin, end = self._part_of(rows)
+        self._rows, self._silent = (begin, end, rows), True
+        try:
+            _passed(trainer, _cut(inputs, begin, end, rows))
+        except Exception as error:
+            return f"the model fails on a part of a batch of {rows}: {error}"
+        finally:
+            self._rows, self._silent = None, False
+        return None
+
     def _odd_forward(self, trainer: Trainer, inputs: Any, rows: int) -> str | None:
         """What this worker's part of a batch does in the model that it does not do within the whole; None: nothing.
 
         All look together, for their batch norms speak to each other. Leaves no trace.
         """
-        rank, size = self.world.rank, self.world.size
-        begin, end = rank * rows // size, (rank + 1) * rows // size
+        begin, end = self._part_of(rows)
         whole, moved, drawn = _passed(trainer, inputs)
         self._rows = begin, end, rows
         try:
             mine, own_moved, own_drawn = _passed(trainer, _cut(inputs, begin, end, rows))
-        except Exception as error:
-            return f"the model fails on a part of a batch of {rows}: {error}"
         finally:
             self._rows = None
         if drawn != own_drawn:
@@ -386,17 +436,10 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
     """A batch's outputs, the buffers after it, and the states of the generators; leaves no trace."""
     import torch
 
-    from penstock.train._loop import _forward, random_state, set_random_state
+    from penstock.train._loop import _forward, no_trace, random_state
 
     model = trainer.model
-    before = random_state(trainer.device)
-    places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
-        (module._buffers, key, buffer, buffer.clone())
-        for module in model.modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    try:
+    with no_trace(model, trainer.device):
         with torch.no_grad(), trainer._autocast():
             output = (trainer.task.forward or _forward)(model, inputs)
         drawn = [
@@ -405,11 +448,6 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
             if name in ("torch", "cuda")
         ]
         return output, {name: buffer.clone() for name, buffer in model.named_buffers()}, drawn
-    finally:
-        with torch.no_grad():
-            for place, key, buffer, value in places:
-                place[key] = buffer.copy_(value)
-        set_random_state(before, trainer.device)
 
 
 def _all_close(whole: Any, part: Any) -> bool:
@@ -442,28 +480,20 @@ def _loss_by_parts(
     """
     import torch
 
-    from penstock.train._loop import _forward, random_state, set_random_state
+    from penstock.train._loop import _forward, no_trace
 
     task, model = trainer.task, trainer.model
-    before = random_state(trainer.device)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        with torch.no_grad(), trainer._autocast():
-            output = (task.forward or _forward)(model, inputs)
-            loss = task.loss(output, targets)
-            parts = []
-            for rank in range(size):
-                begin, end = rank * rows // size, (rank + 1) * rows // size
-                mine = _cut(output, begin, end, rows), _cut(targets, begin, end, rows)
-                try:
-                    parts.append(float(task.loss(*mine)) * (end - begin) / rows)
-                except Exception:
-                    return None  # its output can't be cut like a batch, so there is nothing to compare
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-        set_random_state(before, trainer.device)
+    with no_trace(model, trainer.device), torch.no_grad(), trainer._autocast():
+        output = (task.forward or _forward)(model, inputs)
+        loss = task.loss(output, targets)
+        parts = []
+        for rank in range(size):
+            begin, end = rank * rows // size, (rank + 1) * rows // size
+            mine = _cut(output, begin, end, rows), _cut(targets, begin, end, rows)
+            try:
+                parts.append(float(task.loss(*mine)) * (end - begin) / rows)
+            except Exception:
+                return None  # its output can't be cut like a batch, so there is nothing to compare
     whole, mean = float(loss), sum(parts)
     # Sums in another order differ by some units of what the type resolves.
     noise = min(0.1, 100 * torch.finfo(loss.dtype).eps) * max(abs(whole), sum(map(abs, parts)))
@@ -522,7 +552,7 @@ def _norm_forward(crew: Crew, norm: Any) -> Callable[[Tensor], Tensor]:
         norm._check_input_dim(input)
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         with torch.no_grad():
-            mean, var, total = _whole_moments(wide, crew.world)
+            mean, var, total = _whole_moments(wide, World(0, 1) if crew._silent else crew.world)
             if norm.track_running_stats and norm.running_mean is not None and norm.training:
                 norm.num_batches_tracked.add_(1)
                 rate = norm.momentum
@@ -626,6 +656,8 @@ def _gathered(row: Tensor, world: World) -> Tensor:
     """Everybody's rows, one after the other; gradients flow back to whom they belong."""
     import torch
 
+    if world.size == 1:
+        return row.unsqueeze(0)
     nobody = torch.zeros_like(row)
     mine = torch.stack([row if rank == world.rank else nobody for rank in range(world.size)])
     summed: Tensor = _crew_sum().apply(mine)

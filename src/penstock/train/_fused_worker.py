@@ -163,6 +163,7 @@ def _decide(
     sinks: Sequence[Sink],
 ) -> tuple[int, dict[str, Any]]:
     """The fusion count for these segments, and what to write in the journal."""
+    from penstock.model import unfusable
     from penstock.train._fused_loop import check, measure
     from penstock.train._loop import Trainer
 
@@ -173,6 +174,9 @@ def _decide(
     try:
         trainer = Trainer(task, configs[0], seed=0, device=device, lr_is_found=True)
         steps = trainer.steps_per_epoch * max(1, _epochs(task, specs[0]))
+        refusal = unfusable(trainer.model)
+        if refusal is not None:  # before anything is measured for nothing
+            return 1, {**note, "count": 1, "reason": refusal, "profiles": []}
         del trainer
         if given is None:
             begin_s = time.perf_counter()

@@ -131,21 +131,14 @@ def _works(trainer: Trainer, batch: Any, forward: Callable[..., Any], *, must: b
 
 def _look(trainer: Trainer, batch: Any, forward: Callable[..., Any], *, backward: bool) -> float:
     """The loss of a step on ``batch`` that leaves no trace in buffers, gradients and generators."""
-    from penstock.train._loop import random_state, set_random_state
+    from penstock.train._loop import no_trace
 
     inputs, targets = batch
     model = trainer.model
-    random = random_state(trainer.device)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
+    with no_trace(model, trainer.device):
         with torch.enable_grad(), trainer._autocast():
             loss: Tensor = trainer.task.loss(forward(model, inputs), targets)
         if backward:
             weights = [p for p in model.parameters() if p.requires_grad]
             torch.autograd.grad(loss, weights, allow_unused=True)
         return float(loss.detach())
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-        set_random_state(random, trainer.device)

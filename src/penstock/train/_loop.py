@@ -371,14 +371,7 @@ class Trainer:
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
         inputs, targets = batch
-        before = random_state(self.device)
-        places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
-            (sub._buffers, key, buffer, buffer.clone())
-            for sub in self.model.modules()
-            for key, buffer in sub._buffers.items()
-            if buffer is not None
-        ]
-        with torch.enable_grad(), self._autocast():
+        with no_trace(self.model, self.device), torch.enable_grad(), self._autocast():
             output = forward(self.model, inputs)
             loss = self.task.loss(output, targets)
         name = getattr(self.task.loss, "__name__", type(self.task.loss).__name__)
@@ -395,12 +388,6 @@ class Trainer:
             raise InvalidInput(
                 f"loss={name} gave a loss without a gradient: is it detached, or every weight frozen?"
             )
-        # The look must leave no trace: batch norm has moved its statistics and dropout the generator. The buffers
-        # themselves come back, too: in a fused group they are views of the group's.
-        with torch.no_grad():
-            for place, key, buffer, value in places:
-                place[key] = buffer.copy_(value)
-        set_random_state(before, self.device)
         self._checked = True
 
     def _autocast(self) -> Any:
@@ -801,4 +788,26 @@ def private_randomness() -> Iterator[None]:
     try:
         yield
     finally:
+        set_random_state(before, device)
+
+
+@contextmanager
+def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """A look at what a model does: batch norm moves its statistics and dropout the generators, and both come back.
+
+    The buffers themselves do, too, not their values alone: in a fused group they are views of the group's.
+    """
+    before = random_state(device)
+    places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
+        (sub._buffers, key, buffer, buffer.clone())
+        for sub in model.modules()
+        for key, buffer in sub._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for place, key, buffer, value in places:
+                place[key] = buffer.copy_(value)
         set_random_state(before, device)

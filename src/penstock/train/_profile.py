@@ -12,11 +12,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from penstock.core import Config, Measurement, Source
+from penstock.core import Config, Measurement, Source, total
 from penstock.core.errors import InvalidInput, PenstockError, SensorError
 from penstock.predict import Features, Predictor, Predictors
 from penstock.space import Space
@@ -45,11 +45,13 @@ class ProfileSample:
         config: The configuration.
         values: By quantity.
         error: Why it could not be measured; empty if it was.
+        energy: What measuring it drew; None where nobody knows, as of ``measure``.
     """
 
     config: Config
     values: Mapping[str, Measurement] = field(default_factory=dict)
     error: str = ""
+    energy: Measurement | None = None
 
 
 @final
@@ -289,10 +291,15 @@ class Profile:
         return self.batch_size or self._task().eval_batch_size
 
     def _sample(self, config: Config) -> ProfileSample:
+        drawn: list[Measurement] = []
+        sample = self._try(config, drawn)
+        return replace(sample, energy=total(drawn))
+
+    def _try(self, config: Config, drawn: list[Measurement]) -> ProfileSample:
         try:
             if self._measure is not None:
                 return ProfileSample(config, _readings(self._measure(config), self._source))
-            values = self._run(config)
+            values = self._run(config, drawn)
             self._traced[self._key(config)] = {n: values[n].value if n in values else 0.0 for n in _EXTRA}
             return ProfileSample(config, values)
         except PenstockError as error:
@@ -302,7 +309,8 @@ class Profile:
             # that does not answer once must not cost what was measured before.
             return ProfileSample(config, error=f"{type(error).__name__}: {error}")
 
-    def _run(self, config: Config) -> dict[str, Measurement]:
+    def _run(self, config: Config, drawn: list[Measurement]) -> dict[str, Measurement]:
+        """What a structure needs; what finding that out drew, failed or not, goes to ``drawn``."""
         import torch
 
         from penstock.energy import Meter, sensors_for
@@ -312,6 +320,8 @@ class Profile:
         device = torch.device(self.device)
         values: dict[str, Measurement] = {}
         sensors = self._sensors if self._sensors is not None else sensors_for([_device_id(device)])
+        meter = Meter(sensors)
+        whole = meter.window("profile")
         try:
             with private_randomness(), torch.no_grad():
                 torch.manual_seed(0)
@@ -325,7 +335,6 @@ class Profile:
                 values["params"] = Measurement(_params(model), "", Source.MEASURED)
                 values["flops"] = Measurement(_flops(lambda: forward(model, inputs)), "", Source.MEASURED)
                 values["memory_bytes"] = _memory(lambda: forward(model, inputs), model, inputs, device)
-                meter = Meter(sensors)
                 times, window = _repeat(lambda: forward(model, inputs), device, self.seconds, meter)
                 values["latency_s"] = Measurement(
                     statistics.median(times), "s", Source.MEASURED, _spread(times)
@@ -336,6 +345,8 @@ class Profile:
             if self.training:
                 values |= self._train(config, sensors)
         finally:
+            with contextlib.suppress(SensorError):
+                drawn.append(whole.end().energy)
             if self._sensors is None:
                 for sensor in sensors:
                     sensor.close()

@@ -132,6 +132,8 @@ def execute(
     except BaseException as error:
         if run is None and isinstance(error, Unwind):
             raise
+        if crew is not None and not isinstance(error, Unwind):
+            error = crew.blame(error)
         failure = error
         if run is not None:
             try:

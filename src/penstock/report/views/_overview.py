@@ -131,13 +131,18 @@ def saved(folded: Folded) -> dict[str, Any] | None:
     if not short:
         return None
     joules = [
-        record.energy.scaled((longest - record.epoch) / record.trained, source=Source.ESTIMATED)
+        record.energy.scaled(
+            (longest - record.epoch) / (record.trained - record.copied), source=Source.ESTIMATED
+        )
         for record in short
         if record.energy is not None
     ]
     energy = total(joules)
     spent = total(record.energy for record in over if record.energy is not None)
-    train_s = sum(record.train_s / record.trained * (longest - record.epoch) for record in short)
+    train_s = sum(
+        (record.per_epoch(lambda report: report.train_s) or 0.0) * (longest - record.epoch)
+        for record in short
+    )
     epochs = sum(longest - record.epoch for record in short)
     return {
         "baseline": f"all {len(over)} trials that are over, trained for {longest} epochs each",

@@ -53,7 +53,7 @@ def all_rows(folded: Folded) -> list[dict[str, Any]]:
     rows = []
     domains = {name for record in folded.state.trials.values() for name in record.config}
     for record in folded.state.trials.values():
-        row: dict[str, Any] = {"trial": record.id, "status": record.status.value, "epochs": record.epoch}
+        row: dict[str, Any] = {"trial": record.id, "status": record.status.value, "epochs": record.trained}
         for name, value in metrics_of(record).items():
             clash = name in domains or name in _FIRST or name == "reason"
             row[f"metric.{name}" if clash else name] = value

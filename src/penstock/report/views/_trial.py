@@ -45,7 +45,7 @@ def trial(folded: Folded, number: int) -> dict[str, Any]:
         {
             "trial": record.id,
             "status": record.status.value,
-            "epochs": record.epoch,
+            "epochs": record.trained,
             "until": record.segment.until,
             "rank": rank,
             "ranked": len(best_first),
