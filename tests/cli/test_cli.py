@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 
 import pytest
 
+from penstock.cli._json import json_text
 from penstock.testing.programs import Programs
 
 FILE = """
@@ -108,7 +110,10 @@ def test_report_and_trials_agree(tuned, penstock):
 
 
 def test_ctrl_c_then_resume(folder, penstock):
-    (folder / "tune.py").write_text(FILE.format(nap=0.05, trials=30))
+    text = FILE.format(nap=0.05, trials=30).replace(
+        'store="cli.db"', 'store="cli.db", name="two words; $HOME"'
+    )
+    (folder / "tune.py").write_text(text)
     command = [
         sys.executable,
         "-c",
@@ -125,11 +130,14 @@ def test_ctrl_c_then_resume(folder, penstock):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "penstock resume" in errors
     assert "Traceback" not in errors
+    told = errors.partition("Go on with: ")[2].splitlines()[0]
+    shown = subprocess.run(["sh", "-c", f"printf '%s\\n' {told}"], capture_output=True, text=True, cwd=folder)
+    again = shown.stdout.splitlines()  # as a shell reads it
+    assert again[:2] + again[3:] == ["penstock", "resume", "--study", "two words; $HOME"]
     before = json.loads(penstock("report", "cli.db", "--json", cwd=folder).stdout)
     assert before["running"] == 0
-    done = penstock("resume", "cli.db", "--view", "quiet", cwd=folder)
+    done = penstock(*again[1:], "--view", "quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     after = json.loads(penstock("report", "cli.db", "--json", cwd=folder).stdout)
     assert after["trials"] == 30
@@ -216,3 +224,12 @@ def test_version_and_help(tmp_path, penstock):
         assert command in shown
     done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, f"penstock {pk.__version__}")
+
+
+def test_json_of_commands_is_any_readers():
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    text = json_text({"score": -math.inf, "rows": [{"loss": math.nan, "epochs": 3}, (0.5, math.inf)]})
+    told = json.loads(text, parse_constant=refuse)
+    assert told == {"score": None, "rows": [{"loss": None, "epochs": 3}, [0.5, None]]}

@@ -320,3 +320,16 @@ def test_study_in_a_notebook_is_a_table_without_markup_of_the_users(tmp_path):
     assert f"(trial {study.best.id}, 3 epochs)" in rows["best"]
     assert root.find("b").text == "study <i>n</i>"
     assert not list(root.iter("i"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({}, "world average grid, no region given"),
+        ({"region": "DE"}, "grid of DE"),
+        ({"g_per_kwh": 100.0}, "as given"),
+    ],
+)
+def test_reports_say_whose_grid_it_is(spec, words):
+    folded = folded_of(journal(0), **spec)
+    assert f"({words})" in report_markdown(folded, {})

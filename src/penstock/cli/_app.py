@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli._dashboard import dashboard
 from penstock.cli._doctor import doctor
+from penstock.cli._json import json_text
 from penstock.cli._measure import measure
 from penstock.cli._profile import profile
 from penstock.cli._recur import recur
@@ -121,7 +122,7 @@ def report(
 
     alone = jobs_alone(store) if study is None else None
     if alone is not None:
-        print(json.dumps(alone[1]) if as_json else alone[0])
+        print(json_text(alone[1]) if as_json else alone[0])
         return
     journal = read_journal(store, study)
     sm2 = None if sm2_parameters(journal.entry.spec) is None else sm2_report(journal)
@@ -129,7 +130,7 @@ def report(
         told = summarize(journal.entry.name, journal.goal, journal.state, journal.entry.spec)
         if sm2 is not None:
             told["sm2"] = {"rounds": [dataclasses.asdict(r) for r in sm2.rounds], "parity": sm2.parity}
-        print(json.dumps(told | {"problem": journal.problem}))
+        print(json_text(told | {"problem": journal.problem}))
     else:
         print(summary_text(journal.entry.name, journal.goal, journal.state, top=top, spec=journal.entry.spec))
         if sm2 is not None:
@@ -156,7 +157,7 @@ def trials(
     names = list(dict.fromkeys(name for item in rows for name in item))
     if as_json:
         for item in rows:
-            print(json.dumps(item))
+            print(json_text(item))
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, names)
         writer.writeheader()
@@ -250,7 +251,7 @@ def simulate(
         study.keep_nothing()
     study.run()
     result = outcome(study, int(devices))
-    print(json.dumps(result) if as_json else outcome_text(result))
+    print(json_text(result) if as_json else outcome_text(result))
     if result["best"] is None and result["failed"]:
         raise typer.Exit(1)
 
@@ -285,7 +286,8 @@ def _run(study: Study, view: str, jsonl: str | None) -> None:
     closed = study.state.closed
     if closed is not None and closed.reason == "interrupted":
         if study.store_url is not None:
-            print(f"Go on with: penstock resume {study.store_url} --study {study.name}", file=sys.stderr)
+            again = shlex.join(["penstock", "resume", study.store_url, "--study", study.name])
+            print(f"Go on with: {again}", file=sys.stderr)
         raise typer.Exit({"SIGTERM": 143, "SIGHUP": 129}.get(closed.detail, 130))
     if study.best is None and study.state.counts.failed:
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.cli._json import json_text
 from penstock.core.errors import InvalidInput
 from penstock.plan import DeviceKind, Rate
 from penstock.plan._cluster import ClusterOutcome, TuningJob, sample_jobs, simulate_cluster
@@ -229,7 +230,7 @@ def cluster(
         )
         cpu_s[one] = time.process_time() - begin
     if as_json:
-        return json.dumps({name: out.to_json() | {"cpu_s": cpu_s[name]} for name, out in found.items()})
+        return json_text({name: out.to_json() | {"cpu_s": cpu_s[name]} for name, out in found.items()})
     lines = [f"simulated {len(listed)} jobs, {sum(j.trials for j in listed)} trials on {devices}"]
     for name, out in found.items():
         lines += _text(name, out)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from penstock.cli._json import json_text
 
 MARKS = {
     "ok": "yes",
@@ -32,9 +33,7 @@ def doctor(
     states = {state for finding in findings for state in (finding.measure, finding.control)}
     code = 2 if State.BROKEN in states else 1 if states & {State.ESTIMATED, State.LIMITED} else 0
     if as_json:
-        print(
-            json.dumps({"exit_code": code, "findings": [asdict(finding) for finding in findings]}, indent=2)
-        )
+        print(json_text({"exit_code": code, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         for finding in findings:
             print(f"{finding.subject}: energy {MARKS[finding.measure]}, power limit {MARKS[finding.control]}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import shlex
 import signal
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from penstock.cli._json import json_text
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGCONT)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -86,11 +87,11 @@ def measure(
     }
     if output is not None:
         try:
-            output.write_text(json.dumps(result, indent=2) + "\n")
+            output.write_text(json_text(result, indent=2) + "\n")
         except OSError as error:  # what was measured is still told, and the command's code still ours
             print(f"penstock measure: can't write {str(output)!r}: {error.strerror}.", file=sys.stderr)
     if as_json:
-        print(json.dumps(result), flush=True)
+        print(json_text(result), flush=True)
     else:
         parts = [f"{meter.time_s:.2f} s"]
         if energy is None:

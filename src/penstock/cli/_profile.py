@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from penstock.cli._json import json_text
 
 
 def profile(
@@ -70,7 +71,7 @@ def profile(
         except OSError as error:  # what was measured is still told
             unwritten = InvalidInput(f"--plot {plot} can't be written: {error.strerror or error}.")
     if as_json:
-        print(json.dumps(_facts(predictors, len(made.samples), failed, key)))
+        print(json_text(_facts(predictors, len(made.samples), failed, key)))
     else:
         _tell(predictors, failed)
         if key is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli._json import json_text
 from penstock.core import WallClock
 from penstock.core.errors import InvalidInput
 
@@ -34,7 +34,7 @@ def recur(
     """Run one recurrence of a job that a Python file or module defines: decide, train, measure, learn."""
     if status and _is_store(target):
         found = _stored(target)
-        print(json.dumps(found) if as_json else "\n\n".join(_status_text(one) for one in found))
+        print(json_text(found) if as_json else "\n\n".join(_status_text(one) for one in found))
         return
     from penstock.cli._load import call, load
     from penstock.recurring import RecurringJob
@@ -50,13 +50,13 @@ def recur(
     try:
         if status:
             known = job.status()
-            print(json.dumps(known) if as_json else _status_text(known))
+            print(json_text(known) if as_json else _status_text(known))
             return
         with _terminable():
             for _ in range(times):
                 done = job.run(tries=tries)
                 failed = failed or not done.reached
-                print(json.dumps(_recurrence(done)) if as_json else str(done), flush=True)
+                print(json_text(_recurrence(done)) if as_json else str(done), flush=True)
     finally:
         job.close()
     if failed:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from typing import Annotated, Any
 
 import typer
 
+from penstock.cli._json import json_text
 from penstock.core.errors import InvalidInput
 
 
@@ -70,7 +70,7 @@ def replay(
     )
     if arrivals is not None:
         result = _overlapping(arrivals, workloads, names, seeds, eta, beta, window)
-        print(_json(result) if as_json else _overlap_text(result))
+        print(json_text(result) if as_json else _overlap_text(result))
         return
     from penstock.recurring._study import compare, eta_sweep, pareto
 
@@ -101,7 +101,7 @@ def replay(
         if not as_json:
             print(_text(summary))
     if as_json:
-        print(_json({"workloads": rows, "totals": _totals(rows, names)}))
+        print(json_text({"workloads": rows, "totals": _totals(rows, names)}))
     elif len(rows) > 1:
         print(_totals_text(_totals(rows, names)))
 
@@ -127,19 +127,6 @@ def _sizes(pairs: dict[str, float]) -> dict[str, int]:
                 f"--default takes a whole number of at least 1, e.g. cifar100=1024, got {name}={value:g}."
             )
     return {name: int(value) for name, value in pairs.items()}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_finite(value), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinities: null stands for them."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _totals(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:

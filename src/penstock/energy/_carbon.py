@@ -30,6 +30,8 @@ _COUNTRY_DOUBT = 0.15
 _WORLD_DOUBT = 0.95
 """Countries lie between 30 and 713 g: the world average says little about any of them."""
 
+_GIVEN = "given"
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -48,6 +50,13 @@ class Grid:
     assumed: bool
     uncertainty: float
     origin: str
+
+    @property
+    def where(self) -> str:
+        """Whose figure it is, for people."""
+        if self.region == _GIVEN:
+            return "as given"
+        return "world average grid, no region given" if self.assumed else f"grid of {self.region}"
 
     def __str__(self) -> str:
         name = "world average, no region given" if self.assumed else self.region
@@ -70,7 +79,7 @@ def grid(region: str | None = None, *, g_per_kwh: float | None = None) -> Grid:
         raise InvalidInput(f"Give a region or g_per_kwh, not both: got {region!r} and {g_per_kwh!r}.")
     if g_per_kwh is not None:
         check_amount("g_per_kwh", g_per_kwh)
-        return Grid(g_per_kwh, "given", False, 0.0, "as given")
+        return Grid(g_per_kwh, _GIVEN, False, 0.0, "as given")
     origin = f"{SOURCE}, {YEAR}"
     if region is None:
         return Grid(WORLD_G_PER_KWH, "world", True, _WORLD_DOUBT, origin)
@@ -88,7 +97,7 @@ def co2(energy: Measurement, source: Grid) -> Measurement:
     return Measurement(
         energy.joules / 3.6e6 * source.g_per_kwh,
         "g",
-        energy.source if source.region == "given" else max(energy.source, Source.ESTIMATED),
+        energy.source if source.region == _GIVEN else max(energy.source, Source.ESTIMATED),
         (1 + energy.uncertainty) * (1 + source.uncertainty) - 1,
     )
 

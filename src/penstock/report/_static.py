@@ -192,12 +192,7 @@ def headline(folded: Folded | None, jobs: Mapping[str, Any] | None = None) -> li
     rows.append(("time", f"{duration(told['spent_s'])}, {duration(told['busy_s'])} of training"))
     rows.append(("energy", "not metered" if told["energy"] is None else told["energy"]["text"]))
     if told["co2"] is not None:
-        where = (
-            "world average, no region given"
-            if told["grid"]["assumed"]
-            else f"grid of {told['grid']['region']}"
-        )
-        rows.append(("CO2e", f"{told['co2']['text']} ({where})"))
+        rows.append(("CO2e", f"{told['co2']['text']} ({told['grid']['where']})"))
     if told["cost"] is not None:
         rows.append(("money", told["cost"]["text"]))
     if told["saved"] is not None:

@@ -90,10 +90,8 @@ def _error_lines(record: TrialRecord) -> list[str]:
 def _footprint(energy: Measurement, spec: Mapping[str, Any]) -> str:
     """``0.5 g +- 17% (estimated) CO2e, DE, 0.0003 EUR``; a world average is called one."""
     source, price = grid_of(spec), spec.get("price_per_kwh")
-    where = "world average grid, no region given" if source.assumed else f"grid of {source.region}"
-    if spec.get("g_per_kwh") is not None:
-        where = f"{source.g_per_kwh:g} g/kWh, as given"
-    text = f"{co2(energy, source)} CO2e ({where})"
+    given = "" if spec.get("g_per_kwh") is None else f"{source.g_per_kwh:g} g/kWh, "
+    text = f"{co2(energy, source)} CO2e ({given}{source.where})"
     return text if price is None else f"{text}, {money(energy, price, spec.get('currency', 'EUR'))}"
 
 

@@ -176,7 +176,12 @@ def _footprint(folded: Folded) -> dict[str, Any]:
     source = grid_of(folded.spec)
     return {
         "co2": None if energy is None else figure_of(co2(energy, source)),
-        "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},
+        "grid": {
+            "g_per_kwh": source.g_per_kwh,
+            "region": source.region,
+            "assumed": source.assumed,
+            "where": source.where,
+        },
         "cost": None
         if energy is None or price is None
         else figure_of(money(energy, price, str(folded.spec.get("currency", "EUR")))),

@@ -408,7 +408,7 @@ async function drawOverview(main, first) {
   if (data.energy) { const [value, more] = amount(data.energy); cards.push(card("energy so far", value, more)); }
   else cards.push(card("energy so far", "not metered", "this study ran without a meter"));
   if (data.running && data.watts) { const [value, more] = amount(data.watts); cards.push(card("drawn now", value, more)); }
-  if (data.co2) { const [value, more] = amount(data.co2); cards.push(card("CO2e", value, `${more}; ${data.grid.assumed ? "world average grid, no region given" : `grid of ${data.grid.region}`}, ${fmt(data.grid.g_per_kwh)} g/kWh`)); }
+  if (data.co2) { const [value, more] = amount(data.co2); cards.push(card("CO2e", value, `${more}; ${data.grid.where}, ${fmt(data.grid.g_per_kwh)} g/kWh`)); }
   if (data.cost) { const [value, more] = amount(data.cost); cards.push(card("money", value, more)); }
   if (data.saved) {
     const text = data.saved.energy ? joules(data.saved.energy.value) : seconds(data.saved.train_s);
