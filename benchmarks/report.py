@@ -54,7 +54,7 @@ def number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{min(digits, 4 if abs(value) >= 1e-3 else 6)}f}"
+    text = f"{value:.{min(digits, 4)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
