@@ -223,7 +223,12 @@ def test_a_command_is_not_simulated():
     ("number", "named"),
     [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")],
 )
-def test_a_signal_is_told_by_its_name_and_what_is_not_kept_is_not_to_be_resumed(number, named, tmp_path):
+def test_a_signal_is_told_by_its_name_and_what_is_not_kept_is_not_to_be_resumed(
+    number, named, tmp_path, request
+):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup
+        signal.signal(number, signal.SIG_DFL)
+        request.addfinalizer(lambda: signal.signal(number, signal.SIG_IGN))
     for store in (False, tmp_path / "s.db"):
         view = Interrupt(number)
         done = study(budget=pk.Budget(epochs=1000), store=store).run(view=view)
