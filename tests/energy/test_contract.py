@@ -187,7 +187,7 @@ def test_an_amd_gpu_that_cant_be_read_is_told_of(amd, tmp_path):
 
 
 def test_an_amd_gpu_without_a_lowest_limit_is_metered_and_left_alone(amd, tmp_path):
-    """As Instincts say it, "0 W": a job that looks for limits goes on without."""
+    """A lowest limit of "0 W" is none: a job that looks for limits goes on without."""
     cap = {"power_cap": 750_000_000, "min_power_cap": 0, "max_power_cap": 750_000_000}
     found = amd(amdsmi_get_power_cap_info=lambda handle: cap)
     (sensor,) = found.amd_sensors()
