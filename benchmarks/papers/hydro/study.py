@@ -15,8 +15,8 @@ with 48 none). No study was run for that choice.
 Ray Tune's best is the result. Penstock trains them on a twin of width 32 (an eighth of the CNN's width, a sixteenth of
 the transformer's; fused where it pays), and the two best (``--targets``) on the full model, one on each core; the
 better is the result. A twin of width 64 was tried first for the transformer of 24 tokens: 71 seconds of CPU time in all
-instead of 51. Four targets were looked at for the transformer with ASHA, on Penstock's side and seeds 5 to 9 alone: test
-loss 0.357 at 22 seconds, where two have 0.367 at 14; Ray Tune has 0.359 on seeds 0 to 4.
+instead of 51. Four targets were looked at for the transformer with ASHA, on Penstock's side and seeds 5 to 9 alone:
+test loss 0.357 at 22 seconds, where two have 0.367 at 14; Ray Tune has 0.359 on seeds 0 to 4.
 
 The digits were taken in the order of their file at first, so that the test data were of other writers than those to
 train and to validate with. With one seed Penstock's validation loss was 0.014 and Ray Tune's 0.016, the test losses
