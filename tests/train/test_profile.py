@@ -431,13 +431,15 @@ class Constant(Sensor):
 
 @pytest.mark.parametrize("works", [True, False])
 def test_what_a_reading_drew_is_told_also_where_it_failed(works):
-    """At a constant power: that times its time, which is between what it ran and what all of it took."""
+    """At a constant power: that times its time, which is between what making a network and all of it took."""
 
-    def fails(width, depth):
+    def made(width, depth):
         time.sleep(0.05)
-        raise ValueError("no such network")
+        if not works:
+            raise ValueError("no such network")
+        return network(width, depth)
 
-    profile = pk.Profile(task(network if works else fails), SPACE, seconds=0.05, sensors=[Constant()])
+    profile = pk.Profile(task(made), SPACE, seconds=0.01, sensors=[Constant()])
     began_s = time.monotonic()
     samples = profile.read({"width": 8, "depth": 1, "lr": 0.1}, 2)
     whole_s = time.monotonic() - began_s
