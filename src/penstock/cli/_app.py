@@ -285,7 +285,7 @@ def _run(study: Study, view: str, jsonl: str | None) -> None:
         print(study)
     closed = study.state.closed
     if closed is not None and closed.reason == "interrupted":
-        if study.store_url is not None:
+        if study.store_url is not None and study.name is not None:
             again = shlex.join(["penstock", "resume", study.store_url, "--study", study.name])
             print(f"Go on with: {again}", file=sys.stderr)
         raise typer.Exit({"SIGTERM": 143, "SIGHUP": 129}.get(closed.detail, 130))

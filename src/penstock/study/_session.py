@@ -353,9 +353,8 @@ class Session:
         for allowance in self._allowances:
             if isinstance(event, Reported):
                 allowance.heard(event)
-                self._hungry = (
-                    self._hungry or allowance.tight
-                )  # it is known better now what there is room for
+                if allowance.tight:  # it is known better now what there is room for
+                    self._hungry = True
             elif isinstance(event, Ended):
                 allowance.ended(event)
         if self._desk is not None and isinstance(event, Reported | Ended):
