@@ -20,7 +20,7 @@ from penstock.core.event import (
 )
 from penstock.core.group import Segment, TrialGroup
 from penstock.core.measurement import Measurement, Source, total
-from penstock.core.plan import Free, Placement, Plan, PlanPass, Resize, Running
+from penstock.core.plan import Free, Placement, Plan, PlanPass, Resize, Running, Turn
 from penstock.core.state import Counts, StudyState, TrialRecord, summary
 from penstock.core.trial import Checkpoint, Config, Trial, TrialStatus, Values
 
@@ -56,6 +56,7 @@ __all__ = [
     "TrialGroup",
     "TrialRecord",
     "TrialStatus",
+    "Turn",
     "Values",
     "VirtualClock",
     "WallClock",

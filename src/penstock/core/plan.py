@@ -11,6 +11,23 @@ from penstock.core.group import Segment
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """On how many devices a trial of a group is to begin, and when it hands some of them over to others.
+
+    Attributes:
+        trial: Its number.
+        width: The devices it begins on.
+        epochs: After so many of its epochs it narrows; 0: it never does.
+        kept: The devices it goes on with.
+    """
+
+    trial: int
+    width: int = 1
+    epochs: int = 0
+    kept: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Segments (one, or several fused into one training) on shares of devices.
 
@@ -26,6 +43,7 @@ class Placement:
         max_devices: Over how many devices it can spread, and change that while it runs; 1: it can't.
         since_s: When it was queued, on the executor's clock: who waits long is not passed for ever.
         course: How its planner decided to go on with its group; "": nothing was decided. For planners alone.
+        turns: Where that is an order in which its trials begin, those turns. For planners alone.
     """
 
     segments: tuple[Segment, ...]
@@ -38,6 +56,7 @@ class Placement:
     max_devices: int = 1
     since_s: float = 0.0
     course: str = ""
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +96,19 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """An order to a running placement: go on with these shares from the end of the current iteration.
+    """An order to a running placement: go on with these shares from the end of the current epoch, or of a later one.
 
     New shares are taken from what is free at once; those given up become free when the change takes place.
 
     Attributes:
-        placement: As it runs now.
-        shares: What it is to run on.
+        placement: As it runs now, or as it is to be launched by the same plan.
+        shares: What it is to run on. With ``at_epoch``, some of those that it has.
+        at_epoch: The epoch at whose end it changes; None: the one that runs now.
     """
 
     placement: Placement
     shares: tuple[Share, ...]
+    at_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

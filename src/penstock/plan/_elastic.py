@@ -187,7 +187,12 @@ def _candidates(
             found.append(candidate)
 
     running = [index for index, item in enumerate(plan.running) if not item.changing]
-    placed = [index for index, placement in enumerate(plan.placed) if placement.shares]
+    asked = {resize.placement.segments[0].trial.id for resize in plan.resized}
+    placed = [
+        index
+        for index, placement in enumerate(plan.placed)
+        if placement.shares and placement.segments[0].trial.id not in asked
+    ]
     if most is not None and len(running) + len(placed) > most:
         ends = [
             (outlook.running_s[index] / _pace(plan.running[index].placement, tenants, model), True, index)

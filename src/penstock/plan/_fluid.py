@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from penstock.core import Placement, Plan, PlanPass, Share
+from penstock.core import Placement, Plan, PlanPass, Share, Turn
 from penstock.core.errors import InvalidInput
 from penstock.plan._board import EPSILON, Board
 from penstock.plan._elastic import Idle, elastic
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment, forecast_s, makespan_s
+from penstock.plan._relay import relay, take_turns, turns_of
+from penstock.plan._rollout import epoch_count
 from penstock.plan._rollout import makespan_s as rollout_s
 from penstock.plan._rows import row_widths
 from penstock.predict import Overhead
@@ -25,12 +27,13 @@ Widths: TypeAlias = Literal["lookahead", "waterfill"]
 # Courses that a group may take. "waterfill" is the paper's: StaticFluid's widths, DynamicFluid's changes. In all others
 # idle devices go to the trial that would end last, and widths are StaticFluid's ("longest"), those of a horizon (times
 # the least one), at first those with which all run at once ("shelf"), one device each ("one"), one for
-# some and as many for the others ("1+3"), or those of trials in a row on the same devices ("rows").
+# some and as many for the others ("1+3"), those of trials in a row on the same devices ("rows"), or those of trials
+# that begin wide and hand devices over to others at the end of an epoch ("relay").
 _FACTORS = {"x1": 1.0, "x1.07": 1.07, "x1.15": 1.15, "x1.3": 1.3, "x1.6": 1.6}
 _MIXES = {"1+2": 2, "1+3": 3, "1+4": 4, "1+6": 6}
 # Those after which idle devices are given by when a trial would really end, the rest of its epoch included.
 _BY_EPOCHS = {f"{rule}, by epochs": rule for rule in ("longest", "shelf", *_FACTORS)}
-_COURSES = ("waterfill", "longest", "shelf", "one", "rows", *_FACTORS, *_BY_EPOCHS, *_MIXES)
+_COURSES = ("waterfill", "longest", "shelf", "one", "rows", "relay", *_FACTORS, *_BY_EPOCHS, *_MIXES)
 # To play a course through takes about trials * (trials + devices) microseconds. All that is played through may take:
 _PLAYS = 200_000  # when a group begins,
 _PLAYS_LATER = 20_000  # once one that was too large is under way,
@@ -44,6 +47,7 @@ _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earl
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
 _LATER = 1.07  # of the least horizon, for those who come to others that run
 _ROWS = 3  # trials per device up to which rows of them on the same devices are played early
+_SURE = 0.05  # the error of guesses up to which turns are fixed beforehand
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
 
@@ -98,12 +102,15 @@ def fluid(
         if not plan.waiting or not plan.free:
             return plan
         name = _course(plan)
-        if not name or any(placement.expected_error for placement in plan.waiting):
+        turns: tuple[Turn, ...] = ()
+        if name != "relay" and (not name or any(placement.expected_error for placement in plan.waiting)):
             count = len(plan.waiting) + len(plan.running)
             if 2 * count * count <= _PLAYS:  # otherwise not even a look at runtimes is worth it
-                name = _choose(plan, Outlook(plan, runtime), courses, allotment, name)
+                name, turns = _choose(plan, Outlook(plan, runtime), courses, allotment, name)
         if not name:
             return place(plan)
+        if name == "relay" and not turns_of(plan):
+            plan = _with_turns(plan, turns)
         after = followed[name][0](plan)
         old = len(plan.placed)
         placed = [replace(placement, course=name) for placement in after.placed[old:]]
@@ -121,14 +128,16 @@ def _follow(allotment: Allotment, name: str, *, runtime: Runtime | None) -> tupl
     rule = _BY_EPOCHS.get(name, name)
 
     def place(plan: Plan) -> Plan:
-        return _place(plan, allotment, runtime, rule) if plan.waiting and plan.free else plan
+        if not plan.waiting or not plan.free:
+            return plan
+        return take_turns(plan, turns_of(plan)) if rule == "relay" else _place(plan, allotment, runtime, rule)
 
     idle: Idle = "waterfill" if rule == "waterfill" else "longest"
-    by_epochs = name in _BY_EPOCHS or name in _MIXES or name == "rows"
+    by_epochs = name in _BY_EPOCHS or name in _MIXES or name in ("rows", "relay")
     change = elastic(allotment.overhead, runtime=runtime, idle=idle, by_epochs=by_epochs)
-    if rule != "rows":
+    if rule not in ("rows", "relay"):
         return place, change
-    return place, lambda plan: plan if plan.waiting else change(plan)  # who waits has a row
+    return place, lambda plan: plan if plan.waiting else change(plan)  # who waits has a row, or a turn
 
 
 def _course(plan: Plan) -> str:
@@ -157,17 +166,17 @@ def _choose(
     courses: Mapping[str, tuple[PlanPass, PlanPass]],
     allotment: Allotment,
     before: str = "",
-) -> str:
+) -> tuple[str, tuple[Turn, ...]]:
     """The course that ends a group first, each played through; ``before`` if that would take too long."""
     if outlook.guessed or outlook.is_stream(plan) or any(item.backlog for item in plan.free):
-        return before
+        return before, ()
     overhead, devices = allotment.overhead, outlook.devices(plan)
     count = len(plan.waiting) + len(plan.running)
     least_s = outlook.horizon_s(allotment, devices)
     budget = min(_PLAYS_AGAIN if before else _PLAYS_LATER if plan.running else _PLAYS, _SHARE * least_s)
     most = int(budget / (count * (count + devices)))
     if most < 2:
-        return before
+        return before, ()
     work_s = [*outlook.waiting_s, *outlook.running_s]
     goal_s = allotment.fastest_s(max(work_s), devices)
     names = _ordered(work_s, least_s, allotment, devices, before)[:most]
@@ -199,8 +208,44 @@ def _choose(
         elif ends_s < min(best_s * (1 - 1e-9), within_s):
             best, best_s = name, ends_s
         if best_s <= goal_s * (1 + 1e-6):
-            break
-    return best or before
+            return best, ()
+    turns = _turns(plan, outlook, allotment, devices, min(best_s, within_s))
+    return ("relay", turns) if turns else (best or before, ())
+
+
+def _turns(
+    plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, within_s: float
+) -> tuple[Turn, ...]:
+    """Turns with which a group that finds all devices idle ends before that; none if it has none, or few are sure."""
+    waiting = plan.waiting
+    overhead = allotment.overhead
+    if plan.running or overhead.max_devices == 1 or any(item.fraction < 1 - EPSILON for item in plan.free):
+        return ()
+    if len({item.device.kind for item in plan.free}) > 1:
+        return ()
+    least_bytes = min([item.device.memory_bytes for item in plan.free if item.device.memory_bytes], default=None)
+    for item in waiting:
+        if item.expected_error > _SURE or item.exclusive or item.max_devices < overhead.max_devices:
+            return ()
+        if least_bytes is not None and item.memory_bytes is not None and item.memory_bytes > least_bytes:
+            return ()
+    if min(outlook.waiting_s) <= 0:
+        return ()
+    _, found = relay(
+        outlook.waiting_s,
+        [epoch_count(item) for item in waiting],
+        devices=devices,
+        overhead=overhead,
+        least_s=max(max(outlook.waiting_s) / overhead.speed(float(min(devices, overhead.max_devices))), math.fsum(outlook.waiting_s) / devices),
+        within_s=within_s,
+    )
+    return tuple(
+        Turn(waiting[index].segments[0].trial.id, width, epochs, kept) for index, width, epochs, kept in found
+    )
+
+
+def _with_turns(plan: Plan, turns: tuple[Turn, ...]) -> Plan:
+    return replace(plan, waiting=tuple(replace(placement, turns=turns) for placement in plan.waiting))
 
 
 def _ordered(

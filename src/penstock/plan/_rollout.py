@@ -44,19 +44,27 @@ class _Job:
             self.left_s = left_s if left_s > 0 else 0.0
         self.since_s = now_s
 
-    def ask(self) -> None:
-        """A change takes place at the end of the epoch; of unknown epochs, at once."""
+    def ask(self, at_epoch: int | None = None) -> None:
+        """A change takes place at the end of the epoch, or of a later one; of unknown epochs, at once."""
         if self.epoch_s <= 0:
             self.boundary_s = self.left_s
             return
-        ahead = math.floor(self.left_s / self.epoch_s + 1e-6) * self.epoch_s
-        self.boundary_s = min(ahead, self.left_s)
+        ahead = math.floor(self.left_s / self.epoch_s + 1e-6)
+        until = self.placement.segments[0].until
+        if at_epoch is not None and until is not None:
+            ahead = max(0, min(ahead, until - at_epoch))
+        self.boundary_s = min(ahead * self.epoch_s, self.left_s)
 
 
 def epoch_s(placement: Placement, alone_s: float) -> float:
     """The work of one epoch, if the number of epochs is known; else 0."""
-    epochs = [s.until - s.start for s in placement.segments if s.until is not None]
-    return alone_s / max(epochs) if epochs and max(epochs) > 0 else 0.0
+    epochs = epoch_count(placement)
+    return alone_s / epochs if epochs else 0.0
+
+
+def epoch_count(placement: Placement) -> int:
+    """How many epochs it has to run; 0: not known."""
+    return max([s.until - s.start for s in placement.segments if s.until is not None], default=0)
 
 
 def makespan_s(
@@ -206,7 +214,7 @@ class _Game:
             self.wide -= len(job.shares) > 1
             for share in resize.shares:
                 self.held[share.device].setdefault(trial, share.fraction)
-            job.ask()
+            job.ask(resize.at_epoch)
             self._expect(trial, job)
 
     def _pace(self, trials: Sequence[int] | set[int]) -> None:

@@ -262,7 +262,11 @@ class SimulatedCluster:
         done = job.work - job.left
         epochs = int(done / job.epoch + 1e-6)
         at_boundary = abs(done - epochs * job.epoch) < 1e-6 * job.epoch
-        job.boundary = max(0.0, job.work - (epochs if at_boundary and epochs else epochs + 1) * job.epoch)
+        epochs += not (at_boundary and epochs)
+        if resize.at_epoch is not None:
+            assert {share.device for share in resize.shares} < old, "only to give up some can wait for an epoch"
+            epochs = max(epochs, resize.at_epoch - resize.placement.segments[0].start)
+        job.boundary = max(0.0, job.work - epochs * job.epoch)
         job.target = resize.shares
         self._expect(trial, job)
 
