@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from penstock.core import Placement, Plan, PlanPass, Share, Turn
 from penstock.core.errors import InvalidInput
-from penstock.plan._board import EPSILON, Board
+from penstock.plan._board import EPSILON, Board, fits_alone
 from penstock.plan._elastic import Idle, elastic
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment, forecast_s, makespan_s
@@ -47,6 +47,8 @@ _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earl
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
 _LATER = 1.07  # of the least horizon, for those who come to others that run
 _ROWS = 3  # trials per device up to which rows of them on the same devices are played early
+_TURNS = 16  # how often turns are dealt out when a group begins, within a quarter of what all may take
+_TURN = 25  # microseconds for each trial and time
 _SURE = 0.05  # the error of guesses up to which turns are fixed beforehand
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
@@ -174,12 +176,12 @@ def _choose(
     count = len(plan.waiting) + len(plan.running)
     least_s = outlook.horizon_s(allotment, devices)
     budget = min(_PLAYS_AGAIN if before else _PLAYS_LATER if plan.running else _PLAYS, _SHARE * least_s)
-    most = int(budget / (count * (count + devices)))
-    if most < 2:
+    play = count * (count + devices)
+    if budget < 2 * play:
         return before, ()
     work_s = [*outlook.waiting_s, *outlook.running_s]
     goal_s = allotment.fastest_s(max(work_s), devices)
-    names = _ordered(work_s, least_s, allotment, devices, before)[:most]
+    names = _ordered(work_s, least_s, allotment, devices, before)
     within_s = math.inf  # what others than the first must promise
     off = sum(item.expected_error for item in plan.waiting) / len(plan.waiting)
     if (
@@ -192,7 +194,11 @@ def _choose(
         names.insert(0, "one")
         within_s = max(0.0, 1 - _WARY * off) * max(work_s)
     best, best_s = "", math.inf
+    turns: tuple[Turn, ...] = ()
     for name in names:
+        if budget < play:
+            break
+        budget -= play
         ends_s = rollout_s(
             plan,
             courses[name],
@@ -205,42 +211,44 @@ def _choose(
             best, best_s = name, ends_s
             if before:  # to leave a course is like a change of widths
                 within_s = ends_s - overhead.epsilon_s
+            elif _takes_turns(plan, overhead, devices):
+                tries = min(_TURNS, int(budget / 4 / (_TURN * count)))
+                ends_s, found = relay(
+                    outlook.waiting_s,
+                    [epoch_count(item) for item in plan.waiting],
+                    devices=devices,
+                    overhead=overhead,
+                    within_s=min(best_s, within_s),
+                    tries=tries,
+                )
+                budget -= (tries if found else 1) * _TURN * count
+                if found:
+                    best, best_s = "relay", ends_s
+                    turns = tuple(
+                        Turn(plan.waiting[index].segments[0].trial.id, width, epochs, kept)
+                        for index, width, epochs, kept in found
+                    )
         elif ends_s < min(best_s * (1 - 1e-9), within_s):
             best, best_s = name, ends_s
         if best_s <= goal_s * (1 + 1e-6):
-            return best, ()
-    turns = _turns(plan, outlook, allotment, devices, min(best_s, within_s))
-    return ("relay", turns) if turns else (best or before, ())
+            break
+    return best or before, turns if best == "relay" else ()
 
 
-def _turns(
-    plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, within_s: float
-) -> tuple[Turn, ...]:
-    """Turns with which a group that finds all devices idle ends before that; none if it has none, or few are sure."""
-    waiting = plan.waiting
-    overhead = allotment.overhead
-    if plan.running or overhead.max_devices == 1 or any(item.fraction < 1 - EPSILON for item in plan.free):
-        return ()
-    if len({item.device.kind for item in plan.free}) > 1:
-        return ()
-    least_bytes = min([item.device.memory_bytes for item in plan.free if item.device.memory_bytes], default=None)
-    for item in waiting:
-        if item.expected_error > _SURE or item.exclusive or item.max_devices < overhead.max_devices:
-            return ()
-        if least_bytes is not None and item.memory_bytes is not None and item.memory_bytes > least_bytes:
-            return ()
-    if min(outlook.waiting_s) <= 0:
-        return ()
-    _, found = relay(
-        outlook.waiting_s,
-        [epoch_count(item) for item in waiting],
-        devices=devices,
-        overhead=overhead,
-        least_s=max(max(outlook.waiting_s) / overhead.speed(float(min(devices, overhead.max_devices))), math.fsum(outlook.waiting_s) / devices),
-        within_s=within_s,
-    )
-    return tuple(
-        Turn(waiting[index].segments[0].trial.id, width, epochs, kept) for index, width, epochs, kept in found
+def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
+    """Whether turns can be fixed beforehand: for trials that can spread, have a device each or gain nothing by
+    sharing one, whose runtimes are sure, on devices that are all idle and alike to each of them."""
+    waiting, free = plan.waiting, plan.free
+    if plan.running or overhead.max_devices == 1 or (overhead.max_sharing > 1 and len(waiting) > devices):
+        return False
+    if any(item.fraction < 1 - EPSILON for item in free) or len({item.device.kind for item in free}) > 1:
+        return False
+    return all(
+        item.expected_error <= _SURE
+        and item.max_devices >= overhead.max_devices
+        and not item.exclusive
+        and (item.memory_bytes is None or all(fits_alone(each.device, item.memory_bytes) for each in free))
+        for item in waiting
     )
 
 

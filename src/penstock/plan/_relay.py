@@ -12,9 +12,8 @@ from penstock.plan._board import Board
 from penstock.predict import Overhead
 
 _EPSILON = 1e-9
-_REACH = 3  # devices kept after narrowing, at most; and given up
-_HALVINGS = 6  # of the interval in which the earliest end is looked for
-_AGAIN = 6  # then, in other orders,
+_REACHES = (3, 5)  # devices kept after narrowing, and given up, at most: more are worth a try, not always the best
+_HALVINGS = 5  # of the interval in which the earliest end is looked for; then, in other orders,
 _STEP = 0.997  # each time a little earlier
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -25,8 +24,8 @@ def relay(
     *,
     devices: int,
     overhead: Overhead,
-    least_s: float,
     within_s: float,
+    tries: int = 16,
 ) -> tuple[float, list[tuple[int, int, int, int]]]:
     """The earliest end found for trials that take turns on devices, and who begins in which order.
 
@@ -38,32 +37,34 @@ def relay(
         epochs: How many each has, at whose ends it may narrow; 0: not known.
         devices: All of them, idle.
         overhead: The runtime model.
-        least_s: No end before this is looked for,
-        within_s: nor any as late as this.
+        within_s: No end as late as this is looked for.
+        tries: How often all are dealt out, at most; once if nothing is found.
 
     Returns:
         The end, infinite if none was found; and in the order in which they begin each trial's index, its devices,
         after how many epochs it narrows (0: never), and the devices it keeps.
     """
+    widest = min(devices, overhead.max_devices)
+    low = max(math.fsum(work_s) / devices, max(work_s) / overhead.speed(float(widest)))
     order = sorted(range(len(work_s)), key=lambda i: -work_s[i])
+    end_s = within_s * (1 - 1e-6)
     best_s, best = math.inf, []
-    low, high = least_s, within_s
-    for attempt in range(_HALVINGS + _AGAIN):
+    for attempt in range(tries):
+        found = _fill(work_s, epochs, order, devices, end_s, overhead, _REACHES[attempt % 2])
+        if found is not None:
+            best_s, best = found
+        elif not best:
+            break  # not even as late as that
+        elif attempt < _HALVINGS:
+            low = max(low, end_s)
         if attempt < _HALVINGS:
-            end_s = within_s * (1 - 1e-6) if not attempt else (low + high) / 2
+            end_s = (low + best_s) / 2
         else:
             end_s = _STEP * best_s
-            shift = attempt * _GOLDEN
-            order.sort(key=lambda i, shift=shift: -work_s[i] * (1 + (i * _GOLDEN * shift) % 1 / 2))  # type: ignore[misc]
-        found = _fill(work_s, epochs, order, devices, end_s, overhead, attempt % 2)
-        if found is not None and found[0] < best_s:
-            best_s, best = found
-        if not best:
-            break  # not even as late as that
-        if found is None:
-            low = max(low, end_s)
-        else:
-            high = min(high, end_s)
+            keys = [-each_s * (1 + (i * attempt * _GOLDEN) % 1 / 2) for i, each_s in enumerate(work_s)]
+            order = sorted(order, key=keys.__getitem__)
+        if end_s < low:
+            break
     return best_s, best
 
 
@@ -74,7 +75,7 @@ def _fill(
     devices: int,
     end_s: float,
     overhead: Overhead,
-    longer: int,
+    reach: int,
 ) -> tuple[float, list[tuple[int, int, int, int]]] | None:
     """Everybody's turn, so that all have ended by then; None: not found.
 
@@ -87,7 +88,7 @@ def _fill(
     pairs = [
         (width, kept)
         for width in range(2, widest + 1)
-        for kept in range(max(1, width - _REACH), min(width - 1, _REACH) + 1)
+        for kept in range(max(1, width - reach), min(width - 1, reach) + 1)
     ]
     pause_s = overhead.epsilon_s
     ready = [0.0] * devices  # when each device is free
@@ -116,11 +117,10 @@ def _fill(
             if waste < best - _EPSILON:
                 best, chosen = waste, (upto, width, 0, width, took_s, took_s)
         count = epochs[index]
-        for width, kept in pairs if count > 1 else ():
+        for width, kept in pairs if count > 1 and alone_s > 0 else ():
             wide_s, narrow_s = alone_s / speeds[width] / count, alone_s / speeds[kept] / count
             late_s = ready[width - 1] + pause_s + count * narrow_s - end_s
             number = max(1, math.ceil(late_s / (narrow_s - wide_s) - _EPSILON)) if late_s > 0 else 1
-            number += longer
             if number >= count:
                 continue
             first_s = number * wide_s
