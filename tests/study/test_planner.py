@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as pk
-from penstock.core import Ended, Event, Reported, Resized, Share, Started, Submitted
+from penstock.core import Ended, Event, Placement, Reported, Resize, Resized, Share, Started, Submitted
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute import Job
 from penstock.store import open_store
@@ -298,6 +298,74 @@ def test_the_ledger_learns_alone_times_from_trials_that_share_and_spread() -> No
     assert ledger.times.epoch_s(1, {}) == pytest.approx(15.0)
     (running,) = ledger.running(28.875 + 2.0, lambda trials: {})
     assert running.remaining_s == pytest.approx(2 * 15.0 - 2.0 * 2 / 1.05)
+
+
+def test_the_ledger_tells_of_a_later_change_when_its_epoch_has_come() -> None:
+    ledger = Ledger(Foresight(OVERHEAD))
+    shares = (Share("a"), Share("b"), Share("c"))
+    placement = Placement((trial(0),), shares, max_devices=8)
+    ledger.launched([placement])
+    ledger.asked([Resize(placement, shares[:1], at_epoch=3)])
+    # From the start on, a planner sees what it will give up, and leaves it alone.
+    (running,) = ledger.running(0.0, lambda trials: {})
+    assert running.changing
+    assert running.placement.shares == shares[:1]
+    assert running.leaving == shares[1:]
+    # The executor took other devices: it keeps the first of those.
+    taken = (Share("d"), Share("e"), Share("f"))
+    ledger.started(Started(0.0, 0, shares=taken), trial(0))
+    ledger.reported(Reported(3.0, 0, 1, {}, 3.0), {})
+    assert ledger.take_due() == ()
+    ledger.reported(Reported(6.0, 0, 2, {}, 3.0), {})
+    assert ledger.take_due() == (Resize(placement, taken[:1], at_epoch=3),)
+    assert ledger.take_due() == ()
+    ledger.resized(Resized(9.0, 0, taken[:1]))
+    (running,) = ledger.running(9.0, lambda trials: {})
+    assert not running.changing
+    # At the end of the first epoch: told at once, and again when it has started.
+    first = Placement((trial(2),), shares, max_devices=8)
+    ledger.launched([first])
+    ledger.asked([Resize(first, shares[:1], at_epoch=1)])
+    assert ledger.take_due() == (Resize(first, shares[:1], at_epoch=1),)
+    ledger.started(Started(9.0, 2, shares=shares), trial(2))
+    assert ledger.take_due() == (Resize(first, shares[:1], at_epoch=1),)
+    # Of one that ends before, nothing is heard.
+    ledger.launched([Placement((trial(1),), shares, max_devices=8)])
+    ledger.asked([Resize(Placement((trial(1),), shares), shares[:1], at_epoch=4)])
+    ledger.started(Started(9.0, 1, shares=shares), trial(1))
+    ledger.ended(Ended(10.0, 1, pk.TrialStatus.STOPPED, 1))
+    assert ledger.take_due() == ()
+
+
+def test_trials_hand_devices_over_at_the_epoch_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rung of trials known from the one before: who was to narrow at the end of an epoch did so then."""
+    asked: set[tuple[int, int]] = set()
+    ask = Ledger.asked
+
+    def listen(ledger: Ledger, resizes: Sequence[Resize]) -> None:
+        asked.update((r.placement.segments[0].trial.id, r.at_epoch) for r in resizes if r.at_epoch)
+        ask(ledger, resizes)
+
+    monkeypatch.setattr(Ledger, "asked", listen)
+    options: dict[str, Any] = {"devices": 16, "overhead": pk.Overhead(1.0, 1.05, 1, 8, 3.0)}
+    scheduler = pk.Halving(max_epochs=81)
+    study(scheduler, pk.Random(), pk.Fluid(), store=tmp_path / "s.db", **options).run()
+    events = journal(tmp_path / "s.db")
+    check_devices(events, 16)
+    assert len(asked) > 2
+    epoch: dict[int, int] = {}
+    wide: dict[int, int] = {}
+    narrowed = set()
+    for event in events:
+        if isinstance(event, Reported):
+            epoch[event.trial] = event.epoch
+        elif isinstance(event, Started | Resized):
+            if isinstance(event, Resized) and len(event.shares) < wide[event.trial]:
+                narrowed.add((event.trial, epoch[event.trial]))
+            wide[event.trial] = len(event.shares)
+    assert narrowed == asked
 
 
 def test_what_fluid_refuses() -> None:

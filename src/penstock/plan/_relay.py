@@ -12,7 +12,10 @@ from penstock.plan._board import Board
 from penstock.predict import Overhead
 
 _EPSILON = 1e-9
-_REACHES = (3, 5)  # devices kept after narrowing, and given up, at most: more are worth a try, not always the best
+_REACHES = (
+    3,
+    5,
+)  # devices kept after narrowing, and given up, at most: more are worth a try, not always the best
 _HALVINGS = 5  # of the interval in which the earliest end is looked for; then, in other orders,
 _STEP = 0.997  # each time a little earlier
 _GOLDEN = (math.sqrt(5) - 1) / 2

@@ -466,16 +466,16 @@ class Engine:
             self.queue.extendleft(before[item.segments[0].trial.id] for item in reversed(plan.waiting))
         ledger.launched(plan.placed)
         ledger.asked(plan.resized)
-        self._resizes = plan.resized
+        self._resizes = tuple(resize for resize in plan.resized if resize.at_epoch is None)
         for placement in plan.placed:
             for segment in placement.segments:
                 self.running[segment.trial.id] = segment
         return plan.placed
 
     def take_resizes(self) -> tuple[Resize, ...]:
-        """Running placements whose shares the last plan changes; each is told once."""
+        """Running placements whose shares are to change at the end of the epoch; each is told once."""
         resizes, self._resizes = self._resizes, ()
-        return resizes
+        return resizes if self._ledger is None else (*resizes, *self._ledger.take_due())
 
     @property
     def foresees(self) -> bool:

@@ -52,6 +52,9 @@ class _Seat:
     placement: Placement
     epochs: dict[int, int]  # by trial, the last reported one
     change: tuple[Placement, tuple[Share, ...]] | None = None  # as it will be, and the shares it gives up
+    later: Resize | None = (
+        None  # a change that its executor is not told of before the epoch at whose end it comes
+    )
     seated: bool = False  # it has started: it slows others down
     fused: bool = False
     speed: float = 1.0
@@ -79,6 +82,7 @@ class Ledger:
         self._seats: dict[int, _Seat] = {}  # by each of its trials
         self._order: dict[int, _Seat] = {}  # by its first trial, oldest first
         self._on: dict[str, dict[int, _Seat]] = {}  # by device, then first trial
+        self._due: list[Resize] = []
 
     # --- what is expected ------------------------------------------------------------------------------------
 
@@ -153,9 +157,31 @@ class Ledger:
         """These were told to change their shares."""
         for resize in resizes:
             seat = self._order[resize.placement.segments[0].trial.id]
-            kept = {share.device for share in resize.shares}
-            leaving = tuple(share for share in seat.placement.shares if share.device not in kept)
-            seat.change = replace(seat.placement, shares=resize.shares), leaving
+            self._ask(seat, resize.shares)
+            if resize.at_epoch is not None:
+                seat.later = resize
+                # At the end of its first epoch: an executor may not listen before it has started, or start before it
+                # is heard of. So it is told twice, and ignores the second time.
+                if seat.epochs[resize.placement.segments[0].trial.id] >= resize.at_epoch - 1:
+                    self._due.append(resize)
+
+    def take_due(self) -> tuple[Resize, ...]:
+        """Changes that were to wait for an epoch, which has begun: executors make them at its end."""
+        due, self._due = self._due, []
+        return tuple(due)
+
+    @staticmethod
+    def _ask(seat: _Seat, shares: tuple[Share, ...]) -> None:
+        kept = {share.device for share in shares}
+        leaving = tuple(share for share in seat.placement.shares if share.device not in kept)
+        seat.change = replace(seat.placement, shares=shares), leaving
+
+    def _look(self, seat: _Seat, epoch: int) -> None:
+        """Whether the epoch at whose end it is to change comes next."""
+        later = seat.later
+        if later is not None and later.at_epoch is not None and epoch >= later.at_epoch - 1:
+            self._due.append(later)
+            seat.later = None
 
     def started(self, event: Started, segment: Segment) -> None:
         """A segment runs. In a replay it is the first that is heard of its placement."""
@@ -167,8 +193,12 @@ class Ledger:
             seat.fused = bool(event.fused)
             if event.shares and event.shares != seat.placement.shares:  # an executor took another device
                 seat.placement = replace(seat.placement, shares=event.shares)
+                if seat.later is not None:
+                    seat.later = replace(seat.later, shares=event.shares[: len(seat.later.shares)])
+                    self._ask(seat, seat.later.shares)
             seat.since_s = seat.told_s = event.time_s
             self._enter(seat, event.time_s)
+            self._look(seat, seat.epochs[event.trial])
 
     def reported(self, event: Reported, config: Config) -> None:
         """An epoch is over."""
@@ -176,6 +206,7 @@ class Ledger:
         if seat is None:
             return
         seat.epochs[event.trial] = event.epoch
+        self._look(seat, event.epoch)
         if seat.fused:
             return  # epochs of a fused training say nothing of a trial alone
         self._settle(seat, event.time_s)
@@ -198,7 +229,8 @@ class Ledger:
         self._leave(seat, event.time_s)
         self.wide += (len(event.shares) > 1) - (len(seat.placement.shares) > 1)
         seat.placement = replace(seat.placement, shares=event.shares)
-        seat.change = None
+        seat.change = seat.later = None
+        self._due = [due for due in self._due if due.placement.segments[0].trial.id != event.trial]
         self._enter(seat, event.time_s)
         seat.since_s = event.time_s + self.foresight.overhead.epsilon_s  # so long it does nothing
 
@@ -223,6 +255,7 @@ class Ledger:
         self._seats.clear()
         self._order.clear()
         self._on.clear()
+        self._due.clear()
         self.wide = 0
         self.news = False
 

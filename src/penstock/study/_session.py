@@ -189,6 +189,8 @@ class Session:
                 self._fail(error)
             for trial, why in stops:
                 executor.stop([trial], reason=why)
+            if self._leave is None:
+                self._resize()  # a report may tell that the epoch has come at whose end a trial narrows
             self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
     def _feed(self) -> None:
@@ -233,12 +235,15 @@ class Session:
         self._write()  # durable before it is acted on
         if placements:
             self._executor.launch([self._launch(placement) for placement in placements])
-        for resize in engine.take_resizes():
-            self._executor.resize(resize.placement.segments[0].trial.id, resize.shares)
+        self._resize()
         for order in engine.take_regroups(self._executor.free(), leaving):
             topic = "merge" if leaving else "split"
             self._take(Noted(now_s, topic, {"trials": list(order.members), "device": order.device}))
             self._executor.stop(order.members, reason=f"goes on on {order.device}", keep=True)
+
+    def _resize(self) -> None:
+        for resize in self._engine.take_resizes():
+            self._executor.resize(resize.placement.segments[0].trial.id, resize.shares)
 
     def _let_measure(self) -> None:
         """Let proposals be measured where predictions leave their limits in doubt, if nothing disturbs that."""
