@@ -51,7 +51,8 @@ def relay(
     low = max(math.fsum(work_s) / devices, max(work_s) / overhead.speed(float(widest)))
     order = sorted(range(len(work_s)), key=lambda i: -work_s[i])
     end_s = within_s * (1 - 1e-6)
-    best_s, best = math.inf, []
+    best_s = math.inf
+    best: list[tuple[int, int, int, int]] = []
     for attempt in range(tries):
         found = _fill(work_s, epochs, order, devices, end_s, overhead, _REACHES[attempt % 2])
         if found is not None:
@@ -173,7 +174,8 @@ def take_turns(plan: Plan, turns: Sequence[Turn]) -> Plan:
     ordered += [Turn(trial) for trial in waiting if trial not in known]
     board = Board(plan)
     board.settle(plan.running, [0.0] * len(plan.running), lambda left_s: 1)
-    placed, resized = [], list(plan.resized)
+    placed: list[Placement] = []
+    resized = list(plan.resized)
     for turn in ordered:
         placement = waiting[turn.trial]
         width = min(turn.width, placement.max_devices)
