@@ -49,7 +49,6 @@ _LATER = 1.07  # of the least horizon, for those who come to others that run
 _ROWS = 3  # trials per device up to which rows of them on the same devices are played early
 _TURNS = 16  # how often turns are dealt out when a group begins, within a quarter of what all may take
 _TURN = 25  # microseconds for each trial and time
-_SURE = 0.05  # the error of guesses up to which turns are fixed beforehand
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
 
@@ -192,6 +191,7 @@ def _choose(
         # One each is what there is without Fluid, and elastic makes good for wrong guesses. To give the short less
         # and the long more from the start must promise more than the guesses may be off.
         names.insert(0, "one")
+        budget += play
         within_s = max(0.0, 1 - _WARY * off) * max(work_s)
     best, best_s = "", math.inf
     turns: tuple[Turn, ...] = ()
@@ -222,12 +222,12 @@ def _choose(
                     tries=tries,
                 )
                 budget -= (tries if found else 1) * _TURN * count
-                if found:
+                turns = tuple(
+                    Turn(plan.waiting[index].segments[0].trial.id, width, epochs, kept)
+                    for index, width, epochs, kept in found
+                )
+                if turns:
                     best, best_s = "relay", ends_s
-                    turns = tuple(
-                        Turn(plan.waiting[index].segments[0].trial.id, width, epochs, kept)
-                        for index, width, epochs, kept in found
-                    )
         elif ends_s < min(best_s * (1 - 1e-9), within_s):
             best, best_s = name, ends_s
         if best_s <= goal_s * (1 + 1e-6):
@@ -244,7 +244,7 @@ def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
     if any(item.fraction < 1 - EPSILON for item in free) or len({item.device.kind for item in free}) > 1:
         return False
     return all(
-        item.expected_error <= _SURE
+        not item.expected_error  # who keeps to turns can't make good for wrong guesses
         and item.max_devices >= overhead.max_devices
         and not item.exclusive
         and (item.memory_bytes is None or all(fits_alone(each.device, item.memory_bytes) for each in free))
