@@ -84,3 +84,32 @@ def test_conditional_names_and_odd_values_are_compared() -> None:
 def test_wrong_times_are_named() -> None:
     with pytest.raises(InvalidInput, match="-1"):
         EpochTimes().observe(0, {}, -1.0)
+
+
+def test_how_much_its_own_epochs_differ_is_how_sure_a_trial_is() -> None:
+    rng = random.Random(3)
+    even, uneven, new = EpochTimes(), EpochTimes(), EpochTimes()
+    for _ in range(9):
+        even.observe(0, {}, 2.0, speed=1.5)
+        uneven.observe(0, {}, 3.0 * rng.gauss(1, 0.2))
+    new.observe(0, {}, 3.0)
+    assert new.error(0, {}) == pytest.approx(0.05)  # one epoch tells nothing of the others
+    assert 0 < even.error(0, {}) <= 0.01
+    assert 0.15 < uneven.error(0, {}) < 0.5
+    # Over many epochs what is left evens out, but not what the mean so far is off.
+    assert 0.05 < uneven.error(0, {}, 1000) < uneven.error(0, {}, 10) < uneven.error(0, {})
+
+
+def test_the_error_covers_what_really_comes() -> None:
+    """About as often as one standard deviation does, or oftener."""
+    rng = random.Random(4)
+    within = 0
+    for _ in range(400):
+        times = EpochTimes()
+        for _ in range(4):
+            times.observe(0, {}, rng.gauss(10, 1))
+        guess_s = times.epoch_s(0, {})
+        assert guess_s is not None
+        true_s = sum(rng.gauss(10, 1) for _ in range(8)) / 8
+        within += abs(true_s / guess_s - 1) <= times.error(0, {}, 8)
+    assert within > 0.68 * 400

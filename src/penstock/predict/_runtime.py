@@ -12,7 +12,9 @@ from penstock.core.errors import InvalidInput
 
 _KEPT = 64  # trials compared with; a prediction costs the same however long the study is
 _NEAREST = 5
-_OWN_ERROR = 0.05  # epochs of one trial differ by so little
+_OWN_ERROR = 0.05  # epochs of one trial differ by so little, as long as nobody knows better
+_SEEN = 3  # from so many epochs on their own spread tells,
+_LEAST_ERROR = 0.005  # but nothing is known better than that
 _ENOUGH = 8  # below so many trials, likeness says nothing
 
 
@@ -28,7 +30,7 @@ class EpochTimes:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[float, int]] = {}
+        self._sums: dict[int, tuple[float, float, int]] = {}  # seconds, their squares' sum, epochs
         self._configs: dict[int, Config] = {}
         self._recent: list[int] = []
         self._columns: dict[str, _Column] | None = None  # of the recent ones' configurations
@@ -37,12 +39,13 @@ class EpochTimes:
         """An epoch took ``train_s`` at ``speed`` (1: alone on one device; see ``Overhead.speed``)."""
         if not (math.isfinite(train_s) and train_s >= 0 and speed > 0):
             raise InvalidInput(f"An epoch of {train_s!r} s at speed {speed!r} is not a measurement.")
-        total_s, epochs = self._sums.get(trial, (0.0, 0))
+        total_s, squares, epochs = self._sums.get(trial, (0.0, 0.0, 0))
         if not epochs:
             self._recent.append(trial)
             del self._recent[:-_KEPT]
             self._columns = None
-        self._sums[trial] = total_s + train_s * speed, epochs + 1
+        alone_s = train_s * speed
+        self._sums[trial] = total_s + alone_s, squares + alone_s * alone_s, epochs + 1
         self._configs[trial] = config
 
     def knows(self, trial: int) -> bool:
@@ -63,10 +66,13 @@ class EpochTimes:
             return median(seconds for _, seconds in near)
         return math.exp(sum(weight * math.log(seconds) for weight, seconds in near) / whole)
 
-    def error(self, trial: int, config: Config) -> float:
-        """How far off ``epoch_s`` may be, relative: little for a trial that has run, else as its likes differ."""
+    def error(self, trial: int, config: Config, epochs: float = 1.0) -> float:
+        """How far off ``epoch_s`` may be of so many further epochs together, relative.
+
+        Little for a trial that has run: as its own epochs differ, once three were seen. Else as its likes differ.
+        """
         if trial in self._sums:
-            return _OWN_ERROR
+            return self._own_error(trial, epochs)
         logs = [math.log(seconds) for _, seconds in self._near(config) if seconds > 0]
         if len(logs) < 2:
             return 1.0
@@ -86,8 +92,18 @@ class EpochTimes:
         return [(1 / (distance + 0.05), self._mean_s(other)) for distance, other in near[:_NEAREST]]
 
     def _mean_s(self, trial: int) -> float:
-        total_s, epochs = self._sums[trial]
+        total_s, _, epochs = self._sums[trial]
         return total_s / epochs
+
+    def _own_error(self, trial: int, epochs: float) -> float:
+        total_s, squares, seen = self._sums[trial]
+        if seen < _SEEN or total_s <= 0:
+            return _OWN_ERROR
+        mean_s = total_s / seen
+        spread = math.sqrt(max(0.0, squares / seen - mean_s * mean_s) * seen / (seen - 1)) / mean_s
+        # Of the mean so far and of the mean to come; of few epochs, the spread itself is little known.
+        unsure = 1 + 2 / (seen - 1)
+        return min(1.0, max(_LEAST_ERROR, unsure * spread * math.sqrt(1 / seen + 1 / max(1.0, epochs))))
 
 
 @final

@@ -100,7 +100,8 @@ class Ledger:
                     max_devices=self._spread(placement),
                 )
             expected_s = max(expected_s, taken_s)
-            error = max(error, self.times.error(segment.trial.id, segment.trial.config))
+            epochs = (self._until(segment) or 0.0) - segment.start
+            error = max(error, self.times.error(segment.trial.id, segment.trial.config, epochs))
         return replace(
             placement,
             expected_s=expected_s,
