@@ -121,12 +121,15 @@ def show_sizes(rows: list[dict[str, object]]) -> None:
             f"of the tight bound: median {statistics.median(tight):.3f}, most {max(tight):.3f}, "
             f"{sum(b <= 1.10 for b in tight)} within 1.10"
         )
-    worst = sorted(
-        (row for row in rows if row["trials"] >= 50),  # type: ignore[operator]
-        key=lambda row: -row["over_bound"]["median"],  # type: ignore[index]
+    large = [row for row in rows if row["trials"] >= 50]  # type: ignore[operator]
+    far = [row for row in large if row["over_bound"]["median"] > 1.10]  # type: ignore[index]
+    open_ = [row for row in far if row["least_possible_over_bound"]["median"] <= 1.10]  # type: ignore[index]
+    print(
+        f"  50 trials and more: {len(large) - len(far)} of {len(large)} within 1.10 of the bound, "
+        f"{len(far) - len(open_)} proven impossible, {len(open_)} neither:"
     )
-    for row in worst[:6]:
-        print("    farthest:", row["overhead"], row["devices"], row["trials"], row["kind"], row["over_bound"])
+    for row in sorted(open_, key=lambda row: -row["over_bound"]["median"]):  # type: ignore[index]
+        print("    open:", row["overhead"], row["devices"], row["trials"], row["kind"], row["over_bound"])
 
 
 def variance(seeds: int) -> list[dict[str, object]]:
