@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 
 import penstock as pk
-from penstock.core import Ended, Event, Placement, Reported, Resize, Resized, Share, Started, Submitted
+from penstock.core import (
+    Device,
+    Ended,
+    Event,
+    Free,
+    Placement,
+    Reported,
+    Resize,
+    Resized,
+    Share,
+    Started,
+    Submitted,
+)
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute import Job
-from penstock.predict import _runtime
 from penstock.store import open_store
 from penstock.study._ledger import Foresight, Ledger
 from penstock.testing.executors import Drive, segment
@@ -338,25 +349,50 @@ def test_the_ledger_tells_of_a_later_change_when_its_epoch_has_come() -> None:
     assert ledger.take_due() == ()
 
 
+def test_the_ledger_keeps_parts_free_for_those_who_will_share() -> None:
+    ledger = Ledger(Foresight(OVERHEAD))
+    host = Placement((trial(0),), (Share("a", 0.5), Share("b")), max_devices=8)
+    other = Placement((trial(1),), (Share("c"), Share("d")), max_devices=8)
+    ledger.launched([host, other])
+    ledger.asked([Resize(host, host.shares[:1], 3), Resize(other, host.shares[:1], 3)])
+    free = [Free(Device("a"), 0.5), Free(Device("e"))]
+    assert [item.fraction for item in ledger.unclaimed(free)] == [0.0, 1.0]
+    # The host's executor took other devices: so will the other one.
+    ledger.started(Started(0.0, 0, shares=(Share("f", 0.5), Share("g"))), trial(0))
+    ledger.started(Started(0.0, 1, shares=other.shares), trial(1))
+    assert [item.fraction for item in ledger.unclaimed(free)] == [0.5, 1.0]
+    there = [Free(Device("f"), 0.5)]
+    assert [item.fraction for item in ledger.unclaimed(there)] == [0.0]
+    for epoch in (1, 2):
+        ledger.reported(Reported(3.0 * epoch, 1, epoch, {}, 3.0), {})
+    (due,) = ledger.take_due()
+    assert due.shares == (Share("f", 0.5),)
+    assert ledger.unclaimed(there) == tuple(there)  # now its executor keeps it
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.28])
 def test_trials_hand_devices_over_at_the_epoch_that_was_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    alpha: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A rung of trials known from the one before: who was to narrow at the end of an epoch did so then."""
     asked: set[tuple[int, int]] = set()
+    parts: list[float] = []
     ask = Ledger.asked
 
     def listen(ledger: Ledger, resizes: Sequence[Resize]) -> None:
         asked.update((r.placement.segments[0].trial.id, r.at_epoch) for r in resizes if r.at_epoch)
+        parts.extend(r.shares[0].fraction for r in resizes if r.at_epoch)
         ask(ledger, resizes)
 
     monkeypatch.setattr(Ledger, "asked", listen)
-    monkeypatch.setattr(_runtime, "_OWN_ERROR", 0.0)  # simulated epochs are all alike
-    options: dict[str, Any] = {"devices": 16, "overhead": pk.Overhead(1.0, 1.05, 1, 8, 3.0)}
+    overhead = pk.Overhead(alpha, 1.05, 1 if alpha == 1 else 2, 8, 3.0)
+    options: dict[str, Any] = {"devices": 16, "overhead": overhead}
     scheduler = pk.Halving(max_epochs=81)
     study(scheduler, pk.Random(), pk.Fluid(), store=tmp_path / "s.db", **options).run()
     events = journal(tmp_path / "s.db")
     check_devices(events, 16)
     assert len(asked) > 2
+    assert (min(parts) < 1) == (alpha > 1)  # some went on in a part of a device
     epoch: dict[int, int] = {}
     wide: dict[int, int] = {}
     narrowed = set()

@@ -18,13 +18,13 @@ class Turn:
         trial: Its number.
         width: The devices it begins on.
         epochs: After so many of its epochs it narrows; 0: it never does.
-        kept: The devices it goes on with.
+        kept: The devices it goes on with; less than 1: a part of one, which others then share.
     """
 
     trial: int
     width: int = 1
     epochs: int = 0
-    kept: int = 1
+    kept: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Resize:
 
     Attributes:
         placement: As it runs now, or as it is to be launched by the same plan.
-        shares: What it is to run on. With ``at_epoch``, some of those that it has.
+        shares: What it is to run on. With ``at_epoch``, no more devices than it has.
         at_epoch: The epoch at whose end it changes; None: the one that runs now.
     """
 

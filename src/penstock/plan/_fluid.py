@@ -47,7 +47,8 @@ _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earl
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
 _LATER = 1.07  # of the least horizon, for those who come to others that run
 _ROWS = 3  # trials per device up to which rows of them on the same devices are played early
-_TURNS = 16  # how often turns are dealt out when a group begins, within a quarter of what all may take
+_TURNS = 24  # how often turns are dealt out when a group begins, within half of what all may take
+_SURE = 0.02  # how far off runtimes may be of which turns are made
 _TURN = 25  # microseconds for each trial and time
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
@@ -131,7 +132,11 @@ def _follow(allotment: Allotment, name: str, *, runtime: Runtime | None) -> tupl
     def place(plan: Plan) -> Plan:
         if not plan.waiting or not plan.free:
             return plan
-        return take_turns(plan, turns_of(plan)) if rule == "relay" else _place(plan, allotment, runtime, rule)
+        return (
+            take_turns(plan, turns_of(plan), allotment.overhead)
+            if rule == "relay"
+            else _place(plan, allotment, runtime, rule)
+        )
 
     idle: Idle = "waterfill" if rule == "waterfill" else "longest"
     by_epochs = name in _BY_EPOCHS or name in _MIXES or name in ("rows", "relay")
@@ -212,20 +217,10 @@ def _choose(
             if before:  # to leave a course is like a change of widths
                 within_s = ends_s - overhead.epsilon_s
             elif _takes_turns(plan, overhead, devices):
-                tries = min(_TURNS, int(budget / 4 / (_TURN * count)))
-                ends_s, found = relay(
-                    outlook.waiting_s,
-                    [epoch_count(item) for item in plan.waiting],
-                    devices=devices,
-                    overhead=overhead,
-                    within_s=min(best_s, within_s),
-                    tries=tries,
+                used, ends_s, turns = _turns(
+                    plan, outlook, courses, overhead, devices, budget / 2, min(best_s, within_s)
                 )
-                budget -= (tries if found else 1) * _TURN * count
-                turns = tuple(
-                    Turn(plan.waiting[index].segments[0].trial.id, width, epochs, kept)
-                    for index, width, epochs, kept in found
-                )
+                budget -= used
                 if turns:
                     best, best_s = "relay", ends_s
         elif ends_s < min(best_s * (1 - 1e-9), within_s):
@@ -233,6 +228,48 @@ def _choose(
         if best_s <= goal_s * (1 + 1e-6):
             break
     return best or before, turns if best == "relay" else ()
+
+
+def _turns(
+    plan: Plan,
+    outlook: Outlook,
+    courses: Mapping[str, tuple[PlanPass, PlanPass]],
+    overhead: Overhead,
+    devices: int,
+    budget: float,
+    within_s: float,
+) -> tuple[float, float, tuple[Turn, ...]]:
+    """What looking for turns has cost, and those that end a group first and sooner than this, with whole devices or
+    parts of some; they are played through, as no one knows beforehand who exactly will share a device."""
+    count = len(plan.waiting)
+    epochs = [epoch_count(item) for item in plan.waiting]
+    trials = [item.segments[0].trial.id for item in plan.waiting]
+    models = [overhead, replace(overhead, max_sharing=1)] if overhead.max_sharing > 1 else [overhead]
+    plays = (len(models) - 1) * count * (count + devices)
+    tries = min(_TURNS, int((budget - plays) / _TURN / count)) // len(models)
+    used = 0.0
+    best: tuple[Turn, ...] = ()
+    for model in models:
+        ends_s, found = relay(
+            outlook.waiting_s, epochs, devices=devices, overhead=model, within_s=within_s, tries=tries
+        )
+        used += (tries if found else 1) * _TURN * count
+        if not found:
+            continue
+        turns = tuple(replace(turn, trial=trials[turn.trial]) for turn in found)
+        if model.max_sharing > 1:
+            used += count * (count + devices)
+            ends_s = rollout_s(
+                _with_turns(plan, turns),
+                courses["relay"],
+                overhead=overhead,
+                waiting_s=outlook.waiting_s,
+                running_s=(),
+                within_s=within_s,
+            )
+        if ends_s < within_s:
+            within_s, best = ends_s, turns
+    return used, within_s, best
 
 
 def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
@@ -244,7 +281,7 @@ def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
     if any(item.fraction < 1 - EPSILON for item in free) or len({item.device.kind for item in free}) > 1:
         return False
     return all(
-        not item.expected_error  # who keeps to turns can't make good for wrong guesses
+        item.expected_error <= _SURE  # who keeps to turns can't make good for wrong guesses
         and item.max_devices >= overhead.max_devices
         and not item.exclusive
         and (item.memory_bytes is None or all(fits_alone(each.device, item.memory_bytes) for each in free))

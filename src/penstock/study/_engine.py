@@ -455,7 +455,8 @@ class Engine:
             self.queue = deque(ledger.expect(placement) for placement in self.queue)
         seen = _AHEAD * max(1, len(ledger.devices)) * ledger.foresight.overhead.max_sharing
         waiting = tuple(islice(self.queue, seen if most is None else min(seen, most)))
-        plan = Plan(waiting, tuple(free), running=ledger.running(time_s, self._ranks), devices=ledger.devices)
+        running = ledger.running(time_s, self._ranks)
+        plan = Plan(waiting, ledger.unclaimed(free), running=running, devices=ledger.devices)
         for step in self.setup.planner:
             plan = step(plan)
         if len(plan.waiting) != len(waiting):

@@ -53,8 +53,9 @@ class _Seat:
     epochs: dict[int, int]  # by trial, the last reported one
     change: tuple[Placement, tuple[Share, ...]] | None = None  # as it will be, and the shares it gives up
     later: Resize | None = (
-        None  # a change that its executor is not told of before the epoch at whose end it comes
+        None  # a change its executor is not told of before the epoch at whose end it comes,
     )
+    claims: tuple[Share, ...] = ()  # and what is kept free for that
     seated: bool = False  # it has started: it slows others down
     fused: bool = False
     speed: float = 1.0
@@ -161,6 +162,8 @@ class Ledger:
             self._ask(seat, resize.shares)
             if resize.at_epoch is not None:
                 seat.later = resize
+                held = {share.device for share in seat.placement.shares}
+                seat.claims = tuple(share for share in resize.shares if share.device not in held)
                 # At the end of its first epoch: an executor may not listen before it has started, or start before it
                 # is heard of. So it is told twice, and ignores the second time.
                 if seat.epochs[resize.placement.segments[0].trial.id] >= resize.at_epoch - 1:
@@ -169,7 +172,24 @@ class Ledger:
     def take_due(self) -> tuple[Resize, ...]:
         """Changes that were to wait for an epoch, which has begun: executors make them at its end."""
         due, self._due = self._due, []
+        for resize in due:
+            seat = self._order.get(resize.placement.segments[0].trial.id)
+            if seat is not None and seat.seated:
+                seat.claims = ()  # from now on its executor keeps it free
         return tuple(due)
+
+    def unclaimed(self, free: Sequence[Free]) -> tuple[Free, ...]:
+        """What is free of devices, less what is kept for changes of which executors don't know yet."""
+        claimed: dict[str, float] = {}
+        for seat in self._order.values():
+            for share in seat.claims:
+                claimed[share.device] = claimed.get(share.device, 0.0) + share.fraction
+        if not claimed:
+            return tuple(free)
+        return tuple(
+            replace(item, fraction=max(0.0, item.fraction - claimed.get(item.device.id, 0.0)))
+            for item in free
+        )
 
     @staticmethod
     def _ask(seat: _Seat, shares: tuple[Share, ...]) -> None:
@@ -193,10 +213,14 @@ class Ledger:
             seat.seated = True
             seat.fused = bool(event.fused)
             if event.shares and event.shares != seat.placement.shares:  # an executor took another device
+                moved = dict(zip(seat.placement.shares, event.shares, strict=False))
                 seat.placement = replace(seat.placement, shares=event.shares)
-                if seat.later is not None:
-                    seat.later = replace(seat.later, shares=event.shares[: len(seat.later.shares)])
-                    self._ask(seat, seat.later.shares)
+                for other in self._order.values():  # some may be on their way to a part of the same device
+                    if other.later is not None:
+                        shares = tuple(moved.get(share, share) for share in other.later.shares)
+                        other.later = replace(other.later, shares=shares)
+                        other.claims = tuple(moved.get(share, share) for share in other.claims)
+                        self._ask(other, shares)
             seat.since_s = seat.told_s = event.time_s
             self._enter(seat, event.time_s)
             self._look(seat, seat.epochs[event.trial])
@@ -231,6 +255,7 @@ class Ledger:
         self.wide += (len(event.shares) > 1) - (len(seat.placement.shares) > 1)
         seat.placement = replace(seat.placement, shares=event.shares)
         seat.change = seat.later = None
+        seat.claims = ()
         self._due = [due for due in self._due if due.placement.segments[0].trial.id != event.trial]
         self._enter(seat, event.time_s)
         seat.since_s = event.time_s + self.foresight.overhead.epsilon_s  # so long it does nothing
