@@ -47,7 +47,7 @@ _GAIN = 0.93  # other widths than StaticFluid's must promise an end so much earl
 _SLACK = 1.15  # without a comparison: the least horizon can rarely be met
 _LATER = 1.07  # of the least horizon, for those who come to others that run
 _ROWS = 3  # trials per device up to which rows of them on the same devices are played early
-_TURNS = 24  # how often turns are dealt out when a group begins, within half of what all may take
+_TURNS = 24  # how often turns are dealt out when a group begins, within half of what all others may take
 _SURE = 0.02  # how far off runtimes may be of which turns are made
 _TURN = 25  # microseconds for each trial and time
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
@@ -77,7 +77,7 @@ def fluid(
         idle: Who gets devices that nothing waits for: the trial that would end last, the best one, or all evenly.
         widths: How wide waiting trials become: ``"lookahead"`` plays several courses of a group that comes alone
             through, the paper's among them, and follows the one that ends first: with known runtimes never later than
-            the paper's. That takes up to 0.2% of the time into which the group fits, and about 0.3 s at most; larger
+            the paper's. That takes up to 0.3% of the time into which the group fits, and about 0.4 s at most; larger
             groups only compare widths (trials of a stream get the width of the least device time).
             ``"waterfill"`` is StaticFluid throughout.
 
@@ -199,7 +199,7 @@ def _choose(
         budget += play
         within_s = max(0.0, 1 - _WARY * off) * max(work_s)
     best, best_s = "", math.inf
-    turns: tuple[Turn, ...] = ()
+    extra = budget / 2  # for turns, so that no other course is left out for them
     for name in names:
         if budget < play:
             break
@@ -216,18 +216,15 @@ def _choose(
             best, best_s = name, ends_s
             if before:  # to leave a course is like a change of widths
                 within_s = ends_s - overhead.epsilon_s
-            elif _takes_turns(plan, overhead, devices):
-                used, ends_s, turns = _turns(
-                    plan, outlook, courses, overhead, devices, budget / 2, min(best_s, within_s)
-                )
-                budget -= used
-                if turns:
-                    best, best_s = "relay", ends_s
         elif ends_s < min(best_s * (1 - 1e-9), within_s):
             best, best_s = name, ends_s
         if best_s <= goal_s * (1 + 1e-6):
-            break
-    return best or before, turns if best == "relay" else ()
+            return best, ()
+    if best and not before and _takes_turns(plan, overhead, devices):
+        turns = _turns(plan, outlook, courses, overhead, devices, extra, min(best_s, within_s))
+        if turns:
+            return "relay", turns
+    return best or before, ()
 
 
 def _turns(
@@ -238,27 +235,24 @@ def _turns(
     devices: int,
     budget: float,
     within_s: float,
-) -> tuple[float, float, tuple[Turn, ...]]:
-    """What looking for turns has cost, and those that end a group first and sooner than this, with whole devices or
-    parts of some; they are played through, as no one knows beforehand who exactly will share a device."""
+) -> tuple[Turn, ...]:
+    """Turns that end a group first and sooner than this, on whole devices or with parts of some; the latter are played
+    through, as no one knows beforehand who exactly will share a device."""
     count = len(plan.waiting)
     epochs = [epoch_count(item) for item in plan.waiting]
     trials = [item.segments[0].trial.id for item in plan.waiting]
     models = [overhead, replace(overhead, max_sharing=1)] if overhead.max_sharing > 1 else [overhead]
     plays = (len(models) - 1) * count * (count + devices)
     tries = min(_TURNS, int((budget - plays) / _TURN / count)) // len(models)
-    used = 0.0
     best: tuple[Turn, ...] = ()
     for model in models:
         ends_s, found = relay(
             outlook.waiting_s, epochs, devices=devices, overhead=model, within_s=within_s, tries=tries
         )
-        used += (tries if found else 1) * _TURN * count
         if not found:
             continue
         turns = tuple(replace(turn, trial=trials[turn.trial]) for turn in found)
         if model.max_sharing > 1:
-            used += count * (count + devices)
             ends_s = rollout_s(
                 _with_turns(plan, turns),
                 courses["relay"],
@@ -269,7 +263,7 @@ def _turns(
             )
         if ends_s < within_s:
             within_s, best = ends_s, turns
-    return used, within_s, best
+    return best
 
 
 def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
