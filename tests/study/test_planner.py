@@ -370,9 +370,9 @@ def test_the_ledger_keeps_parts_free_for_those_who_will_share() -> None:
     assert ledger.unclaimed(there) == tuple(there)  # now its executor keeps it
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.28])
+@pytest.mark.parametrize(("devices", "sharing"), [(16, 1), (18, 2)])
 def test_trials_hand_devices_over_at_the_epoch_that_was_chosen(
-    alpha: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    devices: int, sharing: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A rung of trials known from the one before: who was to narrow at the end of an epoch did so then."""
     asked: set[tuple[int, int]] = set()
@@ -385,14 +385,13 @@ def test_trials_hand_devices_over_at_the_epoch_that_was_chosen(
         ask(ledger, resizes)
 
     monkeypatch.setattr(Ledger, "asked", listen)
-    overhead = pk.Overhead(alpha, 1.05, 1 if alpha == 1 else 2, 8, 3.0)
-    options: dict[str, Any] = {"devices": 16, "overhead": overhead}
+    options: dict[str, Any] = {"devices": devices, "overhead": pk.Overhead(1.28, 1.05, sharing, 8, 3.0)}
     scheduler = pk.Halving(max_epochs=81)
     study(scheduler, pk.Random(), pk.Fluid(), store=tmp_path / "s.db", **options).run()
     events = journal(tmp_path / "s.db")
-    check_devices(events, 16)
+    check_devices(events, devices)
     assert len(asked) > 2
-    assert (min(parts) < 1) == (alpha > 1)  # some went on in a part of a device
+    assert (min(parts) < 1) == (sharing > 1)  # some went on in a part of a device
     epoch: dict[int, int] = {}
     wide: dict[int, int] = {}
     narrowed = set()
