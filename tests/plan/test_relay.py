@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core import Device, Free, Plan, Resize, Running, Share, Turn
 from penstock.plan import fluid, lower_bound_s
-from penstock.plan._fluid import _follow
+from penstock.plan._fluid import _follow, _takes_turns
 from penstock.plan._pack import Allotment
 from penstock.plan._relay import relay, take_turns
 from penstock.predict import Overhead
@@ -243,6 +243,18 @@ def test_nobody_passes_one_whose_devices_are_not_free_yet() -> None:
     (begun,) = plan.placed
     assert plan.resized == (Resize(begun, begun.shares[:1], 3),)
     assert [item.device.id for item in plan.free] == ["c"]
+
+
+def test_runtimes_must_be_surer_where_trials_wait_for_one_another() -> None:
+    overhead = Overhead(1.0, 1.05, 1, 8, 3.0)
+    free = tuple(Free(Device(f"gpu:{i}")) for i in range(8))
+
+    def takes_turns(count: int, error: float) -> bool:
+        group = placements([100.0] * count, max_devices=8, epochs=10, error=error)
+        return _takes_turns(Plan(tuple(group), free), overhead, 8)
+
+    assert [takes_turns(8, error) for error in (0.01, 0.02, 0.03)] == [True, True, False]
+    assert [takes_turns(9, error) for error in (0.01, 0.02, 0.03)] == [True, False, False]
 
 
 def test_turns_are_not_fixed_where_runtimes_are_guesses_or_devices_differ() -> None:

@@ -274,8 +274,10 @@ def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
         return False
     if any(item.fraction < 1 - EPSILON for item in free) or len({item.device.kind for item in free}) > 1:
         return False
+    # With several in a row, each begins late by what those before it were off.
+    sure = _SURE if len(waiting) <= devices else _SURE / 2
     return all(
-        item.expected_error <= _SURE  # who keeps to turns can't make good for wrong guesses
+        item.expected_error <= sure  # who keeps to turns can't make good for wrong guesses
         and item.max_devices >= overhead.max_devices
         and not item.exclusive
         and (item.memory_bytes is None or all(fits_alone(each.device, item.memory_bytes) for each in free))
