@@ -308,6 +308,9 @@ def test_a_pass_after_the_last_epoch_is_none_of_the_training():
         bench.step()
     assert bench.clock.now_s() > now_s
     assert loader.report == told
+    with pytest.raises(InvalidInput, match=r"training has ended.*new EnergyLoader"):
+        next(loader.epochs())
+    assert loader.report == told
 
 
 @pytest.mark.parametrize("max_power_w", [None, 300.0])

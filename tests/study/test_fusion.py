@@ -359,9 +359,21 @@ def measured(kind, count):
 
 def test_samplers_that_learn_are_not_asked_for_a_whole_study():
     assert Fuser("auto", make_task(), 2, learns=False).ahead(2, 0, 0, 0, 100) == 32
-    assert Fuser("auto", make_task(), 2, learns=True).ahead(2, 0, 0, 0, 100) == 20
+    assert Fuser(16, make_task(), 2, learns=True).ahead(2, 0, 0, 0, 100) == 20
     assert Fuser("auto", make_task(), 2, learns=True).ahead(2, 0, 0, 0, 20) == 10
     assert Fuser("auto", make_task(), 2, learns=True).ahead(1, 0, 10, 10, 20) == 1
+
+
+def test_samplers_that_learn_are_asked_for_few_until_fusion_was_measured():
+    fuser = Fuser("auto", make_task(), 2, learns=True)
+    assert fuser.ahead(2, 0, 0, 0, 100) == 10
+    fuser.key(segment(0))
+    facts = fuser.facts(placement(range(5)))["fusion"]
+    fuser.learn(measured(facts["key"], 8))
+    assert fuser.ahead(2, 0, 0, 10, 100) == 16
+    fuser = Fuser("auto", make_task(), 2, learns=True)
+    fuser.learn(measured(facts["key"], 1))  # it does not pay: as many as there are devices
+    assert fuser.ahead(2, 0, 0, 10, 100) == 2
 
 
 def test_what_is_left_is_spread_over_all_devices():

@@ -7,7 +7,7 @@ journalled; a resume, a report and the dashboard apply the journal from the star
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,14 +108,19 @@ class TrialRecord:
             of: The figure of a report; None: that one does not tell.
         """
         summed, epochs = 0.0, 0
-        before = min(self.copied, self.reports[0].epoch - 1) if self.reports else 0
-        for report in self.reports:
+        for report, number in self.spans():
             value = of(report)
             if value is not None:
                 summed += value
-                epochs += report.epoch - before
-            before = report.epoch
+                epochs += number
         return summed / epochs if epochs else None
+
+    def spans(self) -> Iterator[tuple[Reported, int]]:
+        """Its reports, and of how many epochs each is: of all since the one before."""
+        before = min(self.copied, self.reports[0].epoch - 1) if self.reports else 0
+        for report in self.reports:
+            yield report, report.epoch - before
+            before = report.epoch
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
