@@ -335,7 +335,7 @@ def test_a_relative_folder_is_found_from_elsewhere_and_a_lost_checkpoint_is_said
     assert not list(there.iterdir())
     for each in record.saved.values():
         (files / each).unlink(missing_ok=True)
-    loaded = pk.Study.load(here / "s.db", budget=pk.Budget(epochs=12))
+    loaded = pk.Study.load(here / "s.db", budget=pk.Budget(epochs=made.state.epochs + 10))
     capsys.readouterr()
     loaded.run()
     assert f"Trial {record.id}: its checkpoint {path} is gone; it starts again." in capsys.readouterr().err
