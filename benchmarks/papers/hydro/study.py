@@ -19,8 +19,8 @@ transformer of 24 tokens: 71 seconds of CPU time in all instead of 51.
 Four targets for the transformer are a second try. With two, ASHA on both sides and seeds 0 to 4 it took 15.5 seconds
 against 338 and had a test loss of 0.375 +- 0.006 where Ray Tune had 0.359 +- 0.005: worse, by more than a standard
 error. Four were then looked at on Penstock's side and seeds 5 to 9 alone (0.357 at 22 seconds, where two have 0.367 at
-14), and what is saved was measured on seeds 10 to 14, which nothing was chosen by: once, but for seed 10 without ASHA, whose
-first run had other work beside it that took a quarter of the machine (27.8 seconds against 680.6, the same losses).
+14), and what is saved was measured on seeds 10 to 14, which nothing was chosen by: once, but for seed 10 without ASHA,
+whose first run had other work beside it, which took a quarter of the machine (27.8 seconds against 680.6).
 
 The digits were taken in the order of their file at first, so that the test data were of other writers than those to
 train and to validate with. With one seed Penstock's validation loss was 0.014 and Ray Tune's 0.016, the test losses
