@@ -603,7 +603,9 @@ class Engine:
         trials: list[Trial] = []
         while len(trials) < n and self._replayed and self._replayed[0].parent is None:
             trials.append(self._replayed.popleft())
-        self.setup.sampler.skip([t.config for t in trials], [t.id for t in trials])
+        space = self.setup.space  # a scheduler may have added to what was proposed: SM2 its batch sizes
+        proposed = [{name: value for name, value in t.config.items() if name in space} for t in trials]
+        self.setup.sampler.skip(proposed, [t.id for t in trials])
         self._next_trial += len(trials)
         self._proposed += len(trials)
         return trials

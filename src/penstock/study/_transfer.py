@@ -138,6 +138,11 @@ class Held(Sampler):
         self._asked: list[Config] = []
         self._own: set[int] = set()
 
+    @property
+    def ends(self) -> bool:
+        """If the sampler of what transfers does."""
+        return self.then.ends
+
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin."""
         names = [name for name in space.names if name not in self.held]
