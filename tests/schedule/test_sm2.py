@@ -338,6 +338,16 @@ def test_a_first_exploration_that_fails_does_not_tell_where_the_energy_comes_fro
     assert len(drive(SM2(SIZES), world, source=Source.SIMULATED).groups[2].segments) == 6
 
 
+def test_who_showed_nothing_that_counts_is_dropped():
+    scheduler = SM2((8, 16), side_by_side=True, max_epochs=2, final_epochs=2)
+    scheduler.start(Rules(lambda n: [Trial(i, {}, 0) for i in range(n)], sorted, None, False, 0))
+    for segment in scheduler.next(4).segments:
+        values = (1.0,) if segment.trial.id else None  # violates a limit, say
+        scheduler.ended(Outcome(segment.trial.id, PAUSED, 1, values, {"sm2_lr": 0.1}))
+    assert scheduler.drops() == [0]
+    assert [segment.trial.id for segment in scheduler.next(4).segments] == [1]
+
+
 def test_replay_gives_the_same_groups():
     scheduler = SM2(SIZES, max_epochs=30)
     first = drive(scheduler, trade_free)

@@ -159,6 +159,7 @@ class SM2(Scheduler):
                 self._reasons.setdefault(outcome.trial, self._end)
             return
         explored = segment.options["mode"] == "explore"
+        lane.paused = outcome.status is TrialStatus.PAUSED
         lane.alive = outcome.status in (TrialStatus.PAUSED, TrialStatus.COMPLETED)
         if explored:
             # One that failed before its report says nothing of where the energy comes from.
@@ -373,12 +374,11 @@ class SM2(Scheduler):
             )
         )
         for i, lane in enumerate(lanes):
-            if i not in kept:
-                if lane.alive:
+            if i not in kept or not lane.alive:
+                if lane.paused:
+                    worse = f"in the worse half of round {self._round}: score {scores[i].total:.3f}"
                     self._drops.append(lane.trial.id)
-                    self._reasons[lane.trial.id] = (
-                        f"in the worse half of round {self._round}: score {scores[i].total:.3f}"
-                    )
+                    self._reasons[lane.trial.id] = worse if lane.alive else "what it showed does not count"
                 lane.alive = False
 
     def _performances(self, values: Sequence[tuple[float, ...] | None]) -> list[float | None]:
@@ -425,6 +425,7 @@ class _Lane:
     thorough: int = 0
     explorations: list[int] = field(default_factory=list)  # epochs, counted from 0
     alive: bool = True
+    paused: bool = False
     values: tuple[float, ...] | None = None
     energy_j: float | None = None
     lr: float | None = None
