@@ -124,6 +124,11 @@ def test_of_a_fine_grid_only_what_is_asked_for_is_made():
         ),
         (lambda: Space(n=Int(1, 5), m=Choice(1, 2, when=greater("n", 5))), "never holds"),
         (lambda: Space(n=Int(1, 5), m=Choice(1, 2, when=less("n", 1))), "never holds"),
+        (
+            lambda: Space(n=Int(1, 10, step=4), m=Choice(1, 2, when=greater("n", 9))),
+            "never holds: 'n' is Int",
+        ),
+        (lambda: Space(n=Float(0, 1, step=0.3), m=Choice(1, 2, when=greater("n", 0.9))), "never holds"),
         (lambda: Space(n=Int(1, 5), m=Choice(1, 2, when=greater("n", -3))), "-3 is outside 'n'"),
         (lambda: Space(n=Choice(1, 5), m=Choice(1, 2, when=greater("n", 3))), "has no order. Use one_of"),
         (

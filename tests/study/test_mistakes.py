@@ -387,3 +387,13 @@ def test_the_live_panel_keeps_the_last_three_sentences():
         "third",
         "fourth",
     ]
+
+
+def test_a_mistake_in_a_warm_start_leaves_no_study_in_the_store(tmp_path):
+    path = tmp_path / "s.db"
+    with pytest.raises(pk.errors.SpaceError, match=r"Configuration 1, \{'lr': 5\}"):
+        study(warm_start=[{"lr": 0.1}, {"lr": 5}], name="mine", store=path)
+    with pytest.raises(pk.errors.SpaceError, match="Configuration 0"):
+        study(warm_start={"lr": 5}, limits=[pk.params <= 5])
+    done = study(warm_start=[{"lr": 0.1}], name="mine", store=path, scheduler=pk.Full(trials=2)).run()
+    assert done.trials[0].config == {"lr": 0.1}

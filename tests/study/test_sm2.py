@@ -21,6 +21,7 @@ from penstock.store import open_store
 from penstock.train._loop import Trainer
 
 torch = pytest.importorskip("torch")
+optuna = pytest.importorskip("optuna")
 F = torch.nn.functional
 
 SETUP = """
@@ -199,6 +200,17 @@ def test_batch_sizes_need_not_be_in_the_space():
     assert [t.config["batch_size"] for t in done.trials] == [8, 16]
     assert all(0.5 <= t.config["momentum"] <= 0.9 for t in done.trials)
     assert len({t.seed for t in done.trials}) == 1
+
+
+@pytest.mark.parametrize("sampler", [pk.TPE, lambda: pk.OptunaSampler(optuna.samplers.RandomSampler)])
+def test_batch_sizes_outside_the_space_are_none_of_the_samplers_at_a_resume(sampler, tmp_path):
+    options = {"space": pk.Space(decay=pk.Float(0.0, 1.0)), "sampler": sampler()}
+    quick = pk.SM2([4, 8, 16], thorough_epochs=2, final_epochs=2, max_epochs=4)
+    whole = study(even, scheduler=quick, **options).run()
+    path = tmp_path / "s.db"
+    cut = study(even, scheduler=quick, store=path, budget=pk.Budget(time_s=2.5), **options).run()
+    assert cut.state.closed.reason != "finished"
+    assert outcome(pk.Study.load(path, budget=pk.Budget()).run().state) == outcome(whole.state)
 
 
 def test_a_budget_of_trials_leaves_out_the_last_batch_sizes():

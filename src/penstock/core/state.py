@@ -164,6 +164,9 @@ CHOSEN = "chosen"
 """The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
 ONCE = "once"
 """In the first session's note: trials are compared by what their epochs take once, however often they were run."""
+
+FIT = "fit"
+"""In the first session's note: trials that were measured to violate a limit are not promoted."""
 DREW = "drew"
 """In the data of a note, of whatever topic: energy that no trial drew, as ``Measurement.plain``. The study's, too."""
 REFUSED = "refused"
@@ -232,6 +235,11 @@ class StudyState:
     def once(self) -> bool:
         """Whether its trials are compared by what each epoch takes once; not so in journals of earlier releases."""
         return bool(self.sessions) and bool(self.sessions[0].note.get(ONCE))
+
+    @property
+    def fit(self) -> bool:
+        """Whether trials that violate a limit are not promoted; not so in journals of earlier releases."""
+        return bool(self.sessions) and bool(self.sessions[0].note.get(FIT))
 
     def apply(self, event: Event) -> bool:
         """Fold one event in; returns whether it said anything new."""

@@ -357,10 +357,11 @@ class Space:
         bound = condition.mapped(check)
         for parent in dict.fromkeys(bound.parents):
             own = [atom for atom in bound.atoms if atom.name == parent]
-            if len(own) > 1 and not _possible(self._domains[parent], own):
-                raise SpaceError(
-                    f"{here}, which never holds: the tests on {parent!r} exclude each other. Drop one."
-                )
+            if not _possible(self._domains[parent], own):
+                why = f"the tests on {parent!r} exclude each other. Drop one."
+                if len(own) == 1:
+                    why = f"{parent!r} is {self._domains[parent]!r}. Give a bound between two of its values."
+                raise SpaceError(f"{here}, which never holds: {why}")
         return bound
 
     def _sorted(self) -> tuple[str, ...]:

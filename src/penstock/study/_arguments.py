@@ -16,7 +16,7 @@ from penstock.execute import Executor, Local
 from penstock.goal import Budget, Goal
 from penstock.plan import Fluid
 from penstock.sample import TPE, Bayes, Grid, Sampler
-from penstock.schedule import SM2, Full, Scheduler, StopRule
+from penstock.schedule import ASHA, SM2, Full, Hyperband, Scheduler, StopRule
 from penstock.schedule._sm2_work import explores
 from penstock.space import Space
 from penstock.study._defaults import default_scheduler
@@ -224,10 +224,12 @@ def compose(
         sampler = TPE()
     if isinstance(sampler, Bayes) and goal is not None:
         sampler = sampler.toward(goal)
-    endless = isinstance(scheduler, Full) and scheduler.trials is None and not sampler.ends
-    if endless and budget == Budget():
+    count = "iterations" if isinstance(scheduler, Hyperband) else "trials"
+    endless = isinstance(scheduler, Full | ASHA | Hyperband) and getattr(scheduler, count) is None
+    if endless and not sampler.ends and budget == Budget():
         raise InvalidInput(
-            "This study has no end: give Full(trials=...) or budget=Budget(trials=...), (time_s=...) or the like."
+            f"This study has no end: give {type(scheduler).__name__}({count}=...) or budget=Budget(trials=...), "
+            "(time_s=...) or the like."
         )
     # Of its own: an object given to two studies is started by neither of them.
     return copy.copy(scheduler), copy.copy(sampler)
