@@ -108,6 +108,32 @@ def test_report_and_trials_agree(tuned, penstock):
     assert penstock("trials", "cli.db", cwd=tuned).stdout.count("\n") == 10
 
 
+ODD = """
+import penstock as pk
+
+def train(run):
+    if run.trial:
+        raise RuntimeError("\\x1b]0;title\\x07 gone")
+    return {"auc[macro]": 0.5}
+
+pk.Study(train, {"kind": pk.Choice("\\x1b[31mred")}, maximize="auc[macro]", name="a\\x1b[2J", store="odd.db",
+         scheduler=pk.Full(trials=2), sampler=pk.Random(), executor=pk.Simulated(devices=1)).run(view=None)
+"""
+
+
+def test_what_others_wrote_cannot_steer_the_terminal(tmp_path, penstock, programs):
+    (tmp_path / "odd.py").write_text(ODD)
+    assert programs.run(["odd.py"], cwd=tmp_path).returncode == 0
+    told = penstock("report", "odd.db", cwd=tmp_path).stdout
+    table = penstock("trials", "odd.db", cwd=tmp_path).stdout
+    assert "study a\\x1b[2J: maximize auc[macro]" in told
+    assert "auc[macro]" in table.splitlines()[0]
+    for text in (told, table):
+        assert "\\x1b[31mred" in text
+        assert "RuntimeError: \\x1b]0;title\\x07 gone" in text
+        assert all(character.isprintable() or character == "\n" for character in text)
+
+
 def test_ctrl_c_then_resume(folder, penstock):
     hold = folder / "hold"
     hold.touch()

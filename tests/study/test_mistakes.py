@@ -180,6 +180,29 @@ def test_a_wrong_argument_is_named_before_any_work(arguments, named):
         assert repr(value) in str(caught.value)
 
 
+def test_a_task_is_not_asked_for_a_metric_that_it_never_reports():
+    torch = pytest.importorskip("torch")
+
+    def right(output, targets):
+        return (output.argmax(1) == targets).float().mean()
+
+    data = torch.zeros(20, 4), torch.zeros(20).long()
+    task = pk.Task(
+        lambda: torch.nn.Linear(4, 2), data, torch.nn.functional.cross_entropy, metrics={"right": right}
+    )
+    with pytest.raises(InvalidInput, match="'accuracy'; the task reports loss, train_loss, right"):
+        study(task, minimize=None, maximize="accuracy")
+    with pytest.raises(InvalidInput, match="'val_loss'"):
+        study(task, minimize=["energy_j", "val_loss"])
+    study(task, minimize=["train_loss", "train_s", "energy_j"], maximize="right")
+
+
+def test_a_sampler_of_optuna_is_to_be_wrapped():
+    optuna = pytest.importorskip("optuna")
+    with pytest.raises(InvalidInput, match=r"pk\.OptunaSampler\(RandomSampler"):
+        study(sampler=optuna.samplers.RandomSampler())
+
+
 def test_a_wrong_target_of_events_and_a_price_set_later_are_named_before_the_store_is_made(tmp_path):
     made = study(store=tmp_path / "s.db")
     with pytest.raises(InvalidInput, match=r"jsonl.*5"):

@@ -247,7 +247,7 @@ class StudyState:
             self.first_s = event.time_s
         if not isinstance(event, SessionOpened):
             self.spent_s += max(0.0, event.time_s - self.last_s)
-        self.last_s = max(self.last_s, event.time_s)
+            self.last_s = max(self.last_s, event.time_s)
         try:
             return self._fold(event)
         except (KeyError, InvalidInput) as error:
@@ -303,8 +303,8 @@ class StudyState:
             case SessionOpened():
                 self.sessions.append(event)
                 self.closed = None
+                self._settle(self.last_s)
                 self.last_s = event.time_s
-                self._settle(event.time_s)
             case SessionClosed():
                 self.closed = event
         return True
@@ -362,8 +362,19 @@ class StudyState:
             self.device_s += used_s
             record._held_since_s = None
 
+    def _count_time(self, record: TrialRecord, time_s: float) -> None:
+        """Count what it ran and held up to now, where it goes on: its driver may die before it ends."""
+        if record._running_since_s is not None:
+            record.busy_s += max(0.0, time_s - record._running_since_s) / record._members
+            record._running_since_s = max(time_s, record._running_since_s)
+        if record._held_since_s is not None:
+            since_s = max(time_s, record._held_since_s)
+            self._settle_shares(record, time_s)
+            record._held_since_s = since_s
+
     def _reported(self, event: Reported) -> bool:
         record = self.trials[event.trial]
+        self._count_time(record, event.time_s)
         if event.energy is not None:  # spent is spent, also for an epoch that is run again
             self._drew(record, event.energy)
         if event.train_s is not None:
@@ -401,10 +412,8 @@ class StudyState:
         queued = record.status is TrialStatus.WAITING and not event.retry  # stopped before it started
         if record.status is not TrialStatus.RUNNING and not queued:
             return False
-        if record._running_since_s is not None:
-            record.busy_s += max(0.0, event.time_s - record._running_since_s) / record._members
-            record._running_since_s = None
-        self._settle_shares(record, event.time_s)
+        self._count_time(record, event.time_s)
+        record._running_since_s = record._held_since_s = None
         self._count_epochs(record, event.epoch, record.segment.start)
         if event.energy is not None:
             self._drew(record, event.energy)
@@ -427,11 +436,12 @@ class StudyState:
         return True
 
     def _settle(self, time_s: float) -> None:
-        """A new session: what ran when the last driver left or died waits to be run again."""
+        """A new session: what ran when the last driver left or died, at ``time_s``, waits to be run again."""
         for record in self.trials.values():
             if record.status is TrialStatus.RUNNING or (
                 record.unfinished and record.status is TrialStatus.PAUSED
             ):
+                self._count_time(record, time_s)
                 record._running_since_s = record._held_since_s = None
                 self._move(record, TrialStatus.WAITING)
 

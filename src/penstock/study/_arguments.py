@@ -13,7 +13,7 @@ from penstock.core import PlanPass
 from penstock.core.errors import InvalidInput
 from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Local
-from penstock.goal import Budget, Goal
+from penstock.goal import METERED, Budget, Goal
 from penstock.plan import Fluid
 from penstock.sample import TPE, Bayes, Grid, Sampler
 from penstock.schedule import ASHA, SM2, Full, Hyperband, Scheduler, StopRule
@@ -135,8 +135,16 @@ def check_energy(budget: Budget, meter: bool, price_per_kwh: Any, currency: Any)
         )
 
 
-def check_goal(goal: Goal, *, meter: bool) -> None:
-    """Refuse a goal that nobody would measure."""
+def check_goal(goal: Goal, work: Any, *, meter: bool) -> None:
+    """Refuse a goal that nobody would measure or report."""
+    if isinstance(work, Task):
+        reported = ["loss", "train_loss", *work.metrics]
+        for objective in goal.objectives:
+            if objective.metric not in (*reported, *METERED):
+                raise InvalidInput(
+                    f"The goal names the metric {objective.metric!r}; the task reports {', '.join(reported)}. Add "
+                    "it to the task's metrics, or name one of them."
+                )
     if not meter and any(objective.metric == "energy_j" for objective in goal.objectives):
         raise InvalidInput(
             "The goal has energy_j in it, which the meter gives: drop meter=False, or the objective."
@@ -194,7 +202,11 @@ def check_type(name: str, value: Any, kind: type, default: Any) -> Any:
             f"{name} takes an object, got the class {value.__name__}: write {value.__name__}(...)."
         )
     if not isinstance(value, kind):
-        raise InvalidInput(f"{name} takes a {kind.__name__}, got {value!r}.")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        wrap = ""
+        if kind is Sampler and type(value).__module__.startswith("optuna."):
+            wrap = f" Wrap Optuna's own: pk.OptunaSampler({type(value).__name__}(...))."
+        raise InvalidInput(f"{name} takes {article} {kind.__name__}, got {value!r}.{wrap}")
     return value
 
 

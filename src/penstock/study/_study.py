@@ -254,7 +254,7 @@ class Study:
         self.price_per_kwh, self.currency = price_per_kwh, currency
         self._grid = grid(region, g_per_kwh=g_per_kwh)
         check_energy(self.budget, self.meter, price_per_kwh, currency)
-        check_goal(self.goal, meter=self.meter)
+        check_goal(self.goal, self.work, meter=self.meter)
         check_width(self.planner, self.executor)
         check_command(self.work, self.scheduler)
         self.power_limits = check_limits(power_limits, self.executor, meter=self.meter)
