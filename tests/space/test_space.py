@@ -139,6 +139,7 @@ def test_of_a_fine_grid_only_what_is_asked_for_is_made():
         (lambda: Space({3: Float(0, 1)}), "3 is not an identifier"),
         (lambda: Space({"a": Choice(1)}, a=Choice(2)), "'a' is given twice"),
         (lambda: Space(lr=0.1), r"lr=0\.1 is not a domain.*Choice\(0\.1\) is a constant"),
+        (lambda: Space(lr=[1, 2]), r"lr=\[1, 2\] is not a domain.*Choice\(1, 2\) is one of these"),
         (lambda: Space([Float(0, 1)]), "not made of domains"),
     ],
 )
@@ -282,7 +283,7 @@ def any_domain(draw, when):
             return Int(low, low + draw(st.integers(1, 10**11)), log=True, **flags)
     values = draw(st.lists(st.one_of(scalars, st.lists(scalars, max_size=2)), min_size=1, max_size=6))
     unique = [value for i, value in enumerate(values) if value not in values[:i]]
-    return Choice(*unique, **flags)
+    return Choice(*unique, **flags) if len(unique) > 1 else Choice.constant(unique[0], **flags)
 
 
 @settings(max_examples=150, deadline=None)
