@@ -68,8 +68,9 @@ def module(path: str, *arguments: str) -> tuple[str, ...]:
 def whole_study(model: str, *, asha: bool) -> Benchmark:
     name = f"hydro_study_{model}{'_asha' if asha else ''}"
     options = ("--asha",) if asha else ()
-    arguments = script("papers/hydro/study", "--model", model, *options, "--seeds", *"01234", "--save")
-    tiny = ("--trials", "2", "--epochs", "2", "--seeds", "0")
+    chosen = {"cnn": "--targets 2 --seeds 0 1 2 3 4", "transformer": "--targets 4 --seeds 10 11 12 13 14"}
+    arguments = script("papers/hydro/study", "--model", model, *options, *chosen[model].split(), "--save")
+    tiny = ("--trials", "2", "--epochs", "2", "--targets", "2", "--seeds", "0")
     return Benchmark(name, arguments, (name,), long=True, rehearsal=tiny)
 
 

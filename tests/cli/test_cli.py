@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -109,10 +108,41 @@ def test_report_and_trials_agree(tuned, penstock):
     assert penstock("trials", "cli.db", cwd=tuned).stdout.count("\n") == 10
 
 
+ODD = """
+import penstock as pk
+
+def train(run):
+    if run.trial:
+        raise RuntimeError("\\x1b]0;title\\x07 gone")
+    return {"auc[macro]": 0.5}
+
+pk.Study(train, {"kind": pk.Choice("\\x1b[31mred")}, maximize="auc[macro]", name="a\\x1b[2J", store="odd.db",
+         scheduler=pk.Full(trials=2), sampler=pk.Random(), executor=pk.Simulated(devices=1)).run(view=None)
+"""
+
+
+def test_what_others_wrote_cannot_steer_the_terminal(tmp_path, penstock, programs):
+    (tmp_path / "odd.py").write_text(ODD)
+    assert programs.run(["odd.py"], cwd=tmp_path).returncode == 0
+    told = penstock("report", "odd.db", cwd=tmp_path).stdout
+    table = penstock("trials", "odd.db", cwd=tmp_path).stdout
+    assert "study a\\x1b[2J: maximize auc[macro]" in told
+    assert "auc[macro]" in table.splitlines()[0]
+    for text in (told, table):
+        assert "\\x1b[31mred" in text
+        assert "RuntimeError: \\x1b]0;title\\x07 gone" in text
+        assert all(character.isprintable() or character == "\n" for character in text)
+
+
 def test_ctrl_c_then_resume(folder, penstock):
+    hold = folder / "hold"
+    hold.touch()
     text = FILE.format(nap=0.05, trials=30).replace(
         'store="cli.db"', 'store="cli.db", name="two words; $HOME"'
     )
+    # Most of it is left, however late the signal comes.
+    wait = f"while run.trial > 4 and os.path.exists({str(hold)!r}):\n            time.sleep(0.01)\n        time.sleep("
+    text = text.replace("time.sleep(", wait).replace("import math, time", "import math, os, time")
     (folder / "tune.py").write_text(text)
     command = [
         sys.executable,
@@ -126,9 +156,9 @@ def test_ctrl_c_then_resume(folder, penstock):
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while "epochs" not in process.stderr.readline():
         assert process.poll() is None
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    hold.unlink()
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in errors
     told = errors.partition("Go on with: ")[2].splitlines()[0]

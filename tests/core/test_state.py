@@ -91,6 +91,8 @@ class Play:
             # One may not report every epoch.
             epoch = rng.randrange(max(1, self.epochs[trial] - 1), self.epochs[trial] + 3)
             train_s = rng.choice([None, 0.5])
+            self.busy_s[trial] += self.now_s - self.running_since_s[trial]  # told while it runs
+            self.running_since_s[trial] = self.now_s
             energy = Measurement(rng.randrange(100), "J", Source.MEASURED) if rng.random() < 0.7 else None
             self.add(Reported(self.now_s, trial, epoch, {"loss": rng.random()}, train_s, energy))
             self.train_s[trial] += train_s or 0.0
@@ -126,6 +128,8 @@ class Play:
                 self.add(SessionClosed(self.now_s, "interrupted"))
             else:
                 self.spent_s -= self.now_s - self.events[-1].time_s  # nobody noted that time
+            for trial, since_s in self.running_since_s.items():  # it ran as long as there was news
+                self.busy_s[trial] += self.events[-1].time_s - since_s
             self.now_s += 1000.0
             self.add(SessionOpened(self.now_s))
             for trial, status in self.status.items():
@@ -168,6 +172,8 @@ def test_the_fold_agrees_with_the_books(play: Play) -> None:
     for trial, record in state.trials.items():
         assert record.train_s == play.train_s[trial]
         assert record.busy_s == pytest.approx(play.busy_s[trial], abs=1e-5)
+        assert record.device_s == pytest.approx(play.busy_s[trial], abs=1e-5)  # each on a whole device
+    assert state.device_s == pytest.approx(sum(play.busy_s.values()), abs=1e-4)
     last_gap_s = play.now_s - play.events[-1].time_s  # steps at the end that noted nothing
     assert state.spent_s == pytest.approx(play.spent_s - last_gap_s, abs=1e-4)
 

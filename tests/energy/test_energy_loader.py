@@ -218,10 +218,11 @@ def rank_of_two(rank, rendezvous, queue):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     loader = EnergyLoader(
-        data(2), epochs=50, eta=1, cost_threshold_j=150.0, slice_s=0.01, warmup_s=0, settle_s=0
+        data(2), epochs=500, eta=1, cost_threshold_j=600.0, slice_s=0.02, warmup_s=0, settle_s=0
     )
-    done = 0
+    done, drawn_j = 0, []
     for _epoch in loader.epochs():
+        drawn_j.append(0.0 if loader.report.energy is None else loader.report.energy.joules)
         for _batch in loader:
             time.sleep(0.01)
             dist.barrier()
@@ -234,6 +235,7 @@ def rank_of_two(rank, rendezvous, queue):
             "epochs": done,
             "stopped": report.stopped,
             "joules": None if report.energy is None else report.energy.joules,
+            "before": drawn_j,
             "world_size": None if profile is None else profile.world_size,
             "watts": None if profile is None else profile.at(250.0).power_w,
         }
@@ -249,13 +251,16 @@ def test_ranks_stop_together_and_rank_0_meters_both_gpus(gpus, tmp_path):
     ranks = [context.Process(target=rank_of_two, args=(r, tmp_path / "meet", queue)) for r in range(2)]
     for rank in ranks:
         rank.start()
-    first, second = sorted((queue.get(timeout=60) for _ in ranks), key=lambda result: result["rank"])
+    first, second = sorted((queue.get(timeout=300) for _ in ranks), key=lambda result: result["rank"])
     for rank in ranks:
         rank.join()
     assert first["epochs"] == second["epochs"]
-    assert 1 <= first["epochs"] < 50
+    assert 1 <= first["epochs"] < 500
     assert first["stopped"] == second["stopped"] == "cost"
-    assert 0 < first["joules"] <= 150
+    last_j = first["joules"] - first["before"][-1]
+    usual_j = first["before"][-1] / max(1, first["epochs"] - 1)
+    # No epoch was begun that was to cost too much; on a busy machine one may cost more than those before it.
+    assert 0 < first["joules"] <= 600 + max(0.0, last_j - usual_j)
     assert second["joules"] is None  # the other rank reads nothing
     assert first["world_size"] == 2
     assert first["watts"] == pytest.approx(400, rel=0.3)
@@ -307,6 +312,9 @@ def test_a_pass_after_the_last_epoch_is_none_of_the_training():
     for _ in loader:
         bench.step()
     assert bench.clock.now_s() > now_s
+    assert loader.report == told
+    with pytest.raises(InvalidInput, match=r"training has ended.*new EnergyLoader"):
+        next(loader.epochs())
     assert loader.report == told
 
 

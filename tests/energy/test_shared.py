@@ -64,7 +64,7 @@ class Worker:
 
     def close(self):
         self.process.stdin.close()
-        self.process.wait(20)
+        self.process.wait(120)
         self.process.stdout.close()
 
 
@@ -88,39 +88,48 @@ def workers(gpus, nvml_library):
         worker.process.stdout.close()
 
 
+def together(stub, some):
+    """Results of workers that have begun and ended one after the other; joules while all were there, and of the rest.
+
+    On a busy machine the rest is not little, and whose it is depends on who was how quick.
+    """
+    marks = [stub.energy_j(0)]
+    for worker in some:
+        worker.begin()
+    marks.append(stub.energy_j(0))
+    time.sleep(0.8)
+    marks.append(stub.energy_j(0))
+    results = [worker.end() for worker in some]
+    marks.append(stub.energy_j(0))
+    return results, marks[2] - marks[1], marks[1] - marks[0] + marks[3] - marks[2]
+
+
 def test_four_workers_one_reader_and_the_parts_sum_to_the_whole(workers):
     stub, make = workers
     four = make(1.0, 1.0, 1.0, 1.0)
     stub.forget_calls()
-    before_j = stub.energy_j(0)
-    for worker in four:
-        worker.begin()
-    time.sleep(0.8)
-    results = [worker.end() for worker in four]
-    whole_j = stub.energy_j(0) - before_j
+    results, all_j, rest_j = together(stub, four)
     readers = stub.readers()
     assert len(readers) == 1, f"one process must read the GPU, {readers} did"
     assert [result["reader"] for result in results].count([True]) == 1
     assert readers.keys() <= {worker.process.pid for worker in four}
-    assert sum(result["j"] for result in results) == pytest.approx(whole_j, rel=0.15)
+    assert 0.85 * all_j <= sum(result["j"] for result in results) <= 1.15 * (all_j + rest_j)
     for result in results:
-        assert result["j"] == pytest.approx(whole_j / 4, rel=0.35)
+        assert 0.65 * all_j / 4 <= result["j"] <= 1.35 * all_j / 4 + rest_j
         assert result["source"] == "attributed"
 
 
 def test_weights_are_respected_and_a_lone_worker_is_measured(workers):
-    _stub, make = workers
+    stub, make = workers
     big, small = make(0.75, 0.25)
     big.begin()
     time.sleep(0.5)
     alone = big.end()
     assert alone["source"] == "measured"
     assert alone["j"] == pytest.approx(200 * alone["s"], rel=0.1)
-    big.begin()
-    small.begin()
-    time.sleep(0.8)
-    results = big.end(), small.end()
-    assert results[0]["j"] / results[1]["j"] == pytest.approx(3, rel=0.3)
+    results, both_j, rest_j = together(stub, (big, small))
+    for result, part in zip(results, (0.75, 0.25), strict=True):
+        assert 0.8 * part * both_j <= result["j"] <= 1.2 * part * both_j + rest_j
 
 
 def test_a_killed_reader_is_replaced_and_nothing_is_counted_for_it(workers):
@@ -133,18 +142,16 @@ def test_a_killed_reader_is_replaced_and_nothing_is_counted_for_it(workers):
     killed, left = (first, second) if reader == first.process.pid else (second, first)
     os.kill(killed.process.pid, signal.SIGKILL)
     killed.process.wait()
-    time.sleep(0.5)  # somebody notices
     stub.forget_calls()
     left.end()
-    left.begin()
-    time.sleep(1.2)
-    result = left.end()
-    assert result["reader"] == [True]
+    # Soon it has noticed, and a second later that the dead process no longer has a part.
+    after, until_s = {}, time.monotonic() + 120
+    while after.get("source") != "measured" and time.monotonic() < until_s:
+        left.begin()
+        time.sleep(0.5)
+        after = left.end()
+    assert after["reader"] == [True]
     assert set(stub.readers()) == {left.process.pid}
-    # Within a second the dead process no longer has a part.
-    left.begin()
-    time.sleep(0.5)
-    after = left.end()
     assert after["source"] == "measured"
     assert after["j"] == pytest.approx(200 * after["s"], rel=0.1)
 
@@ -156,10 +163,25 @@ def test_an_orderly_end_hands_over(workers):
     leaver, left = (first, second) if reader == first.process.pid else (second, first)
     left.begin()
     leaver.close()
-    time.sleep(1.0)
-    result = left.end()
+    result, until_s = {"reader": [False]}, time.monotonic() + 120
+    while result["reader"] != [True] and time.monotonic() < until_s:
+        time.sleep(1.0)
+        result = left.end()
+        left.begin()
     assert result["reader"] == [True]
     assert result["j"] == pytest.approx(200 * result["s"], rel=0.15)
+
+
+def grown(stub, read, seconds):
+    """What joules have grown by in so many seconds or more; the least and the most that the GPU has drawn meanwhile."""
+    marks = [stub.energy_j(0)]
+    begin_j = read()
+    marks.append(stub.energy_j(0))
+    time.sleep(seconds)
+    marks.append(stub.energy_j(0))
+    end_j = read()
+    marks.append(stub.energy_j(0))
+    return end_j - begin_j, marks[2] - marks[1], marks[3] - marks[0]
 
 
 def test_idle_power_has_its_own_account(gpus):
@@ -168,11 +190,10 @@ def test_idle_power_has_its_own_account(gpus):
     sensor = SharedSensor(NvmlSensor(0), period_s=0.01)
     stub.set_load(200.0)
     sensor.join(1.0)
-    before = sensor.reading()[1], sensor.idle_part_j()
-    time.sleep(0.4)
-    part_j, idle_j = sensor.reading()[1] - before[0], sensor.idle_part_j() - before[1]
-    assert part_j == pytest.approx(80, rel=0.15)
-    assert idle_j / part_j == pytest.approx(40 / 200, rel=0.1)
+    part_j, least_j, most_j = grown(stub, lambda: sensor.reading()[1], 0.4)
+    assert 0.85 * least_j <= part_j <= 1.15 * most_j
+    idle_j, least_j, most_j = grown(stub, sensor.idle_part_j, 0.4)
+    assert 0.9 * least_j * 40 / 200 <= idle_j <= 1.1 * most_j * 40 / 200
     sensor.close()
 
 
@@ -182,12 +203,14 @@ def test_two_sensors_of_one_process_share_its_reading(gpus):
     first, second = SharedSensor(NvmlSensor(0)), SharedSensor(NvmlSensor(0))
     assert first.is_reader
     assert second.is_reader
-    time.sleep(0.2)
-    assert first.energy_j() == pytest.approx(second.energy_j(), abs=100 * 0.05)
-    before = second.energy_j()
+    for sensor in (first, second):
+        joules, least_j, most_j = grown(stub, sensor.energy_j, 0.2)
+        assert 0.8 * least_j <= joules <= 1.2 * most_j
+    before_j = second.energy_j()
     first.close()  # whose inner sensor was read
-    time.sleep(0.2)
-    assert second.energy_j() - before == pytest.approx(20, rel=0.3)
+    joules, least_j, most_j = grown(stub, second.energy_j, 0.2)
+    assert 0.7 * least_j <= joules <= 1.3 * most_j
+    assert second.energy_j() >= before_j + joules
     second.close()
     with pytest.raises(SensorError, match="is closed"):
         second.energy_j()
@@ -202,17 +225,15 @@ def test_a_forked_child_follows_its_parent(gpus):
     queue = context.Queue()
 
     def child():
-        before = sensor.energy_j()
-        time.sleep(0.3)
-        queue.put((sensor.energy_j() - before, sensor.is_reader, os.getpid()))
+        queue.put((grown(stub, sensor.energy_j, 0.3), sensor.is_reader, os.getpid()))
 
     stub.forget_calls()
     process = context.Process(target=child)
     process.start()
-    joules, is_reader, pid = queue.get(timeout=20)
+    (joules, least_j, most_j), is_reader, pid = queue.get(timeout=120)
     process.join()
     assert not is_reader
-    assert joules == pytest.approx(30, rel=0.3)
+    assert 0.7 * least_j <= joules <= 1.3 * most_j
     assert set(stub.readers()) == {os.getpid()}
     assert pid != os.getpid()
     sensor.close()
@@ -222,15 +243,24 @@ def test_a_lost_gpu_is_told_to_those_who_follow(gpus, nvml_library, nvml_stub):
     stub = gpus(1)
     worker = Worker(stub, nvml_library)  # the reader
     (sensor,) = gpu_sensors()
+
+    def until(good):  # the reader has noticed
+        until_s = time.monotonic() + 120
+        while True:
+            try:
+                told = "" if sensor.energy_j() >= 0 else "less than nothing"
+            except SensorError as error:
+                told = str(error)
+            if good(told) or time.monotonic() > until_s:
+                return told
+            time.sleep(0.02)
+
     assert not sensor.is_reader
     assert sensor.energy_j() >= 0
     stub.add_flags(nvml_stub.LOST)
-    time.sleep(0.2)
-    with pytest.raises(SensorError, match="fallen off the bus"):
-        sensor.energy_j()
+    assert "fallen off the bus" in until(lambda told: told)
     stub.change(flags=0)  # reset
-    time.sleep(0.2)
-    assert sensor.energy_j() >= 0
+    assert until(lambda told: not told) == ""
     worker.close()
     sensor.close()
 

@@ -75,8 +75,8 @@ def test_a_study_on_fake_gpus(gpus, fake_smi, tmp_path, count):
     for record in records:
         assert len(record.reports) == 2
         for report in record.reports:
-            # 200 W of its own GPU for 0.4 s, and the CPU's estimate.
-            assert 80 * 0.9 <= report.energy.joules <= 80 + 60
+            # 200 W of its own GPU for 0.4 s or a little more, and the CPU's estimate.
+            assert 80 * 0.9 <= report.energy.joules <= (200 * 1.1 + 150) * report.train_s
     assert study.energy.joules == pytest.approx(sum(record.energy.joules for record in records))
     assert str(study.energy.source) == "estimated"  # the CPU's part is, and the weakest counts
 
@@ -98,11 +98,11 @@ def test_packed_trials_split_their_gpu(gpus, fake_smi, tmp_path):
 
 # --- power limits ----------------------------------------------------------------------------------------------
 
-# Milliseconds of an iteration by limit. At a load of 240 W the energies are 240 x 4, 200 x 6, 150 x 4.2, 100 x 16: no
-# GPU is like that, but they are so far apart that a busy machine's longer sleeps do not change which is the least.
-SPEED_MS = {250: 4.0, 200: 6.0, 150: 4.2, 100: 16.0}
-LEAST_ENERGY_W = min(SPEED_MS, key=lambda limit: min(limit, 240) * SPEED_MS[limit])
-QUICK = {"slice_s": 0.08, "step_w": 50.0}
+# Milliseconds of an iteration by limit. At a load of 240 W the energies are 240 x 12, 200 x 16, 150 x 2, 100 x 30: no
+# GPU is like that. They are far apart, and yet a busy machine's longer sleeps may change which is the least: what is
+# asked for below is the least of what was measured. That it is measured well is tested in virtual time (test_limiter).
+SPEED_MS = {250: 12.0, 200: 16.0, 150: 2.0, 100: 30.0}
+QUICK = {"slice_s": 0.15, "step_w": 50.0}
 
 
 def train_on_gpu(run):
@@ -137,6 +137,15 @@ def profiles(study):
     return [note for note in study.state.notes if note.topic == "power_profile"]
 
 
+def joules(note):
+    """What an iteration takes at each limit, as measured."""
+    return {limit: watts / throughput for limit, watts, throughput in note.data["profile"]}
+
+
+def least(note):
+    return min(joules(note), key=joules(note).__getitem__)
+
+
 def sets(stub):
     return sum(stub.state.devices[index].sets for index in range(stub.state.count))
 
@@ -150,19 +159,17 @@ def test_a_study_finds_sets_and_gives_back_the_limits(gpus, fake_smi, tmp_path, 
     study = limited(tmp_path, PowerLimits(pk.LeastEnergy(), **QUICK), trials=count + 1)
     assert [stub.limit_w(index) for index in range(count)] == [230.0] * count
     assert {record.status.value for record in study.trials} == {"completed"}
-    assert {record.reports[-1].metrics["limit_w"] for record in study.trials} == {LEAST_ENERGY_W}
     found = profiles(study)
     assert found
+    assert {record.reports[-1].metrics["limit_w"] for record in study.trials} <= set(map(least, found))
     for note in found:
-        assert note.data["limit_w"] == LEAST_ENERGY_W
+        assert note.data["limit_w"] == least(note)
         assert note.data["batch_size"] == 32
         assert note.data["applied"]
         assert [seen[0] for seen in note.data["profile"]] == list(SPEED_MS)
-        # 150 W for 4.2 ms instead of 240 W for 4 ms is 34% less; what was profiled is what is told.
-        by_limit = {limit: watts / throughput for limit, watts, throughput in note.data["profile"]}
-        assert note.data["energy_saved"] == pytest.approx(1 - by_limit[LEAST_ENERGY_W] / by_limit[250])
-        assert 0.1 < note.data["energy_saved"] < 0.6
-    assert f"{LEAST_ENERGY_W} W for Stub V100, batch size 32" in str(study)
+        # 150 W for 2 ms instead of 240 W for 12 ms is 90% less; what was profiled is what is told.
+        assert note.data["energy_saved"] == pytest.approx(1 - joules(note)[least(note)] / joules(note)[250])
+    assert any(f"{least(note):g} W for Stub V100, batch size 32" in str(study) for note in found)
 
 
 def test_a_profile_is_made_once_per_store(gpus, fake_smi, tmp_path):
@@ -176,9 +183,9 @@ def test_a_profile_is_made_once_per_store(gpus, fake_smi, tmp_path):
     assert profiling == 1 + len(SPEED_MS) + 2  # held, each limit, the best, restored
     second = limited(tmp_path, limits, trials=2)
     assert sets(stub) - profiling == 2 * 3  # each: held, the best, restored
-    assert len(profiles(first)) == 1
+    (note,) = profiles(first)
     assert profiles(second) == []
-    assert [record.reports[0].metrics["limit_w"] for record in second.trials] == [LEAST_ENERGY_W] * 2
+    assert [record.reports[0].metrics["limit_w"] for record in second.trials] == [least(note)] * 2
     store = open_store(tmp_path / "study.db", write=False)
     (key,) = store.keys(PROFILES)
     store.close()
@@ -202,8 +209,8 @@ def test_several_gpus_of_a_trial_get_one_limit(gpus, fake_smi, tmp_path):
     )
     (note,) = profiles(study)
     assert note.data["gpus"] == 2
-    assert note.data["limit_w"] == LEAST_ENERGY_W
-    assert {limit: watts for limit, watts, _ in note.data["profile"]}[150] == pytest.approx(300, rel=0.1)
+    assert note.data["limit_w"] == least(note)
+    assert {limit: watts for limit, watts, _ in note.data["profile"]}[150] == pytest.approx(300, rel=0.3)
     assert study.trials[0].metrics["same"] == 1
     assert [stub.limit_w(index) for index in range(2)] == [250.0] * 2
 
@@ -221,15 +228,26 @@ def train_on_two(run):
 
 
 def test_a_short_trial_leaves_its_slices_to_the_next(gpus, fake_smi, tmp_path):
-    """No trial is long enough for a whole profile: together they make one."""
+    """No trial is long enough for a whole profile, unless the machine stands still: together they make one."""
     stub = gpus(1)
     stub.set_load(240.0)
     fake_smi(stub, 1)
-    study = limited(tmp_path, PowerLimits(pk.LeastEnergy(), slice_s=0.4, step_w=50.0), trials=6)
-    assert len(profiles(study)) == 1
-    first = [record.reports[-1].metrics["limit_w"] for record in study.trials]
-    assert first[0] > 100
-    assert first[-1] == LEAST_ENERGY_W
+    limits = PowerLimits(pk.LeastEnergy(), slice_s=0.5, step_w=50.0)
+    study = limited(tmp_path, limits, trials=6, work=train_evenly)
+    (note,) = profiles(study)
+    assert [seen[0] for seen in note.data["profile"]] == list(SPEED_MS)
+    assert study.trials[-1].reports[-1].metrics["limit_w"] == note.data["limit_w"]
+
+
+def train_evenly(run):
+    """As fast at every limit: some two seconds in all, of which a warm-up and each of four slices want half a one."""
+    sensor = gpu_sensors(shared=False)[0]
+    for _ in run.epochs(2):
+        for _ in range(120):
+            time.sleep(0.008)
+            run.iteration(run.config["batch_size"])
+        run.report(loss=0.5, limit_w=sensor.power_limit_w())
+    sensor.close()
 
 
 def test_epochs_alone_are_profiled_too(gpus, fake_smi, tmp_path):
@@ -239,7 +257,7 @@ def test_epochs_alone_are_profiled_too(gpus, fake_smi, tmp_path):
     fake_smi(stub, 1)
     study = limited(tmp_path, PowerLimits(pk.LeastEnergy(), **QUICK), trials=1, work=train_by_epochs)
     (note,) = profiles(study)
-    assert note.data["limit_w"] == LEAST_ENERGY_W
+    assert note.data["limit_w"] == least(note)
 
 
 def train_by_epochs(run):
@@ -390,7 +408,7 @@ def test_a_killed_study_gives_the_limits_back(gpus, fake_smi, tmp_path, nvml_lib
         driver.wait()
 
 
-def until(true, seconds=40.0):
+def until(true, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,5 +1,6 @@
 """Bubbles and shared slots as devices of a study: real workers, and the losses of trials alone."""
 
+import os
 import time
 
 import pytest
@@ -41,8 +42,16 @@ class Others(StopRule):
         return None
 
 
-def slow(model, x):
-    time.sleep(0.008)  # once for all members: the driver gets to move them
+CALLS: list[None] = []
+
+
+def patient(model, x):
+    """Waits in its sixth epoch until there is a file: the driver gets to move them, however late it comes to it."""
+    CALLS.append(
+        None
+    )  # once for all members: seven to compare them with trials alone, then nine in each epoch
+    while len(CALLS) > 60 and not os.path.exists(os.environ["PENSTOCK_TEST_FLAG"]):
+        time.sleep(0.01)
     return model(x)
 
 
@@ -90,10 +99,15 @@ def test_a_study_in_bubbles_fused_has_the_losses_of_trials_alone(tmp_path, alone
     assert {lent.speed for lent in executor.lent().values()} == {1.0}  # the host is over: the device is free
 
 
-def test_a_group_whose_slot_others_claim_is_merged_with_another_and_ends_as_it_would_have(tmp_path):
-    study = tune(
-        pk.Local(slots=2, threads=1, shared=tmp_path), epochs=40, fuse=4, forward=slow, stop=Others(tmp_path)
-    )
+def test_a_group_whose_slot_others_claim_is_merged_with_another_and_ends_as_it_would_have(
+    tmp_path, monkeypatch
+):
+    flag = tmp_path / "told"
+    monkeypatch.setenv("PENSTOCK_TEST_FLAG", str(flag))
+    executor = pk.Local(slots=2, threads=1, shared=tmp_path)
+    stop = executor.stop
+    executor.stop = lambda *trials, **why: (stop(*trials, **why), flag.touch())
+    study = tune(executor, epochs=40, fuse=4, forward=patient, stop=Others(tmp_path))
     merged = [note.data for note in study.state.notes if note.topic == "merge"]
     assert len(merged) == 1
     assert sorted(merged[0]["trials"]) == [0, 1, 2, 3]

@@ -46,7 +46,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_gone(pids: list[int], patience_s: float = 10.0) -> list[int]:
+def wait_gone(pids: list[int], patience_s: float = 120.0) -> list[int]:
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s and any(map(alive, pids)):
         time.sleep(0.01)
@@ -54,13 +54,15 @@ def wait_gone(pids: list[int], patience_s: float = 10.0) -> list[int]:
 
 
 def logged(run: Any, folder: str) -> None:
-    """Writes down each epoch it begins to train, so that a test can see what was run twice."""
+    """Writes down each epoch it begins to train, so that a test can see what was run twice; the last trial waits."""
     done = run.load() or 0
     for epoch in run.epochs():
         assert epoch == done
         with open(f"{folder}/{run.trial}", "a") as file:
             file.write(f"{epoch}\n")
         time.sleep(0.002)
+        while run.trial == 9 and epoch == 6 and not os.path.exists(f"{folder}/enough"):
+            time.sleep(0.002)
         done += 1
         run.save(done)
         run.report(loss=float(epoch), pid=os.getpid())
@@ -79,7 +81,7 @@ def test_killed_workers_lose_nothing(make: Callable[..., Drive], tmp_path: Path,
     drive = make(train, [segment(trial, until=epochs) for trial in range(trials)])
     drive.on_event = drive.retry_lost
     dice, kills = random.Random(seed), 0
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while drive.state.counts.completed < trials:
         assert time.monotonic() < deadline_s, drive.events[-5:]
         drive.fill()
@@ -90,6 +92,8 @@ def test_killed_workers_lose_nothing(make: Callable[..., Drive], tmp_path: Path,
             if victim.ready:
                 os.kill(victim.child.process.pid, signal.SIGKILL)
                 kills += 1
+        if kills == 6:  # however far the others have come before
+            (folder / "enough").touch()
     drive.state.validate()
     assert kills == 6
     again = 0
@@ -159,11 +163,11 @@ def test_a_hanging_training_is_killed(make: Callable[..., Drive]) -> None:
                 time.sleep(1000)
             run.report(loss=0.0)
 
-    drive = make(train, [segment(trial) for trial in range(4)], slots=1, timeout_s=0.5)
+    drive = make(train, [segment(trial) for trial in range(4)], slots=1, timeout_s=5.0)
     drive.finish(4)
     ended = drive.ended(0)
     assert (ended.status, ended.lost, ended.epoch) == (TrialStatus.FAILED, False, 1)
-    assert "no report for 0.5 s (timeout_s)" in ended.reason
+    assert "no report for 5 s (timeout_s)" in ended.reason
     assert all(drive.ended(trial).status is TrialStatus.COMPLETED for trial in (1, 2, 3))
     child = int((drive.executor._job.files / "trials/0/child").read_text())  # type: ignore[attr-defined]
     assert wait_gone([child]) == []
@@ -172,12 +176,44 @@ def test_a_hanging_training_is_killed(make: Callable[..., Drive]) -> None:
 def test_slow_reports_within_the_limit_are_no_hang(make: Callable[..., Drive]) -> None:
     def train(run: Any) -> None:
         for _ in run.epochs():
-            time.sleep(0.2)
+            time.sleep(0.6)
             run.report(loss=0.0)
 
-    drive = make(train, [segment(until=8)], timeout_s=1.5)
+    drive = make(train, [segment(until=10)], timeout_s=5.0)
     drive.finish(1)
     assert drive.ended(0).status is TrialStatus.COMPLETED
+
+
+def test_a_driver_that_stood_still_hears_what_was_reported_meanwhile(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """Before it takes a training for one that hangs."""
+    go, reported, heard = (tmp_path / name for name in ("go", "reported", "heard"))
+
+    def train(run: Any) -> None:
+        for epoch in run.epochs():  # what was reported in an epoch is told when the next one begins
+            if epoch == 2:
+                reported.touch()
+            while epoch > 0 and not (go, heard)[epoch - 1].exists():
+                time.sleep(0.01)
+            run.report(loss=0.0)
+
+    drive = make(train, [segment(until=3)], slots=1, timeout_s=1000.0)
+    executor: Any = drive.executor
+    drive.until(lambda: len(drive.reports(0)) == 1)
+    go.touch()
+    deadline_s = time.monotonic() + 300
+    while not reported.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    (worker,) = executor._workers.values()
+    worker.heard_s -= 2000.0  # so long has it slept since
+    executor._check()
+    assert not worker.verdict
+    heard.touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    assert len(drive.reports(0)) == 3
 
 
 def test_megabytes_of_output_do_no_harm(make: Callable[..., Drive], tmp_path: Path) -> None:
@@ -377,7 +413,7 @@ def test_scripts_need_no_main_guard(tmp_path: Path) -> None:
         executor.close()
         """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines() == ["script runs", "[2.0, 3.0, 4.0] "], done.stderr
 
 

@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ import penstock as pk
 from penstock.core import Ended, Resized, Share, Started, TrialStatus
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
 from penstock.execute import Executor, Job, Ray, _ray
-from penstock.testing import executors
 from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
 from penstock.train import elastic
 
@@ -57,11 +57,6 @@ def cluster() -> Iterator[Any]:
         finally:
             ray.shutdown()
             made.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors, "DEADLINE_S", 150.0)
 
 
 class TestRay(ExecutorSuite):
@@ -103,7 +98,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_gone(pids: list[int], patience_s: float = 60.0) -> list[int]:
+def wait_gone(pids: list[int], patience_s: float = 120.0) -> list[int]:
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s and any(map(alive, pids)):
         time.sleep(0.02)
@@ -190,11 +185,11 @@ def test_a_hanging_training_is_killed_with_its_children(make: Callable[..., Driv
                 time.sleep(1000)
             run.report(loss=0.0)
 
-    drive = make(train, [segment(trial) for trial in range(2)], slots=1, job={"timeout_s": 3.0})
+    drive = make(train, [segment(trial) for trial in range(2)], slots=1, job={"timeout_s": 8.0})
     drive.finish(2)
     ended = drive.ended(0)
     assert (ended.status, ended.lost, ended.epoch) == (TrialStatus.FAILED, False, 1)
-    assert "no report for 3 s (timeout_s)" in ended.reason
+    assert "no report for 8 s (timeout_s)" in ended.reason
     assert drive.ended(1).status is TrialStatus.COMPLETED
     assert wait_gone([int((tmp_path / "trials/0/child").read_text())]) == []
 
@@ -293,7 +288,7 @@ def test_a_study_goes_on_after_its_driver_was_killed(cluster: Any, tmp_path: Pat
     reports = {0: 0, 1: 0}
     trouble: Exception | None = None
     try:
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + 300
         while any(count < 3 for count in reports.values()):
             assert time.monotonic() < deadline_s, trouble
             assert driver.poll() is None, (tmp_path / "driver.log").read_text()
@@ -361,7 +356,7 @@ def where(run: Any) -> None:
     for _ in run.epochs():
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         run.report(loss=0.0, first=float(gpus[0]), count=float(len(gpus)), devices=float(len(run.devices)))
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         while (
             len(list(run.folder.parent.iterdir())) < run.config["fellows"] and time.monotonic() < deadline_s
         ):
@@ -404,7 +399,10 @@ def test_gpus_by_kind_in_parts_and_in_pairs(make: Callable[..., Drive], cluster:
 
 @elastic
 def descends(run: Any) -> None:
-    """Gradient descent on all rows, each worker with its own part of them."""
+    """Gradient descent on all rows, each worker with its own part of them, until the file ``config["go"]`` is there.
+
+    With ``config["at"]`` it waits for it in that epoch.
+    """
     import torch
     import torch.distributed as dist
 
@@ -417,13 +415,17 @@ def descends(run: Any) -> None:
         else torch.tensor(saved, dtype=torch.float64)
     )
     for _ in run.epochs():
+        if "at" not in run.config and size == 1 and os.path.exists(run.config["go"]):
+            return
         mine = rows[rank::size]
         gradient = mine.T @ (mine @ (weights - truth))
         if size > 1:
             dist.all_reduce(gradient)
         weights = weights - 0.02 * gradient
         (run.folder / f"pid-{rank}").write_text(str(os.getpid()))
-        time.sleep(run.config["pause_s"])
+        time.sleep(0.1)
+        while run.epoch == run.config.get("at") and not os.path.exists(run.config["go"]):
+            time.sleep(0.02)
         run.save(weights.tolist())
         run.report(loss=float((rows @ (weights - truth)).square().sum()), size=size)
 
@@ -435,7 +437,9 @@ def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_p
 
     drive = make(descends, slots=2)
     one, two = (Share(free.device.id) for free in drive.executor.free())
-    alone, wide = segment(0, until=24, config={"pause_s": 0.2}), segment(1, until=6, config={"pause_s": 0.2})
+    go, never = tmp_path / "go", tmp_path / "never"
+    alone = segment(0, until=100_000, config={"go": str(go)})
+    wide = segment(1, until=6, config={"go": str(never), "at": 3})
     drive.submit([alone, wide])
 
     def sizes() -> list[float]:
@@ -447,15 +451,17 @@ def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_p
     assert drive.executor.free() == ()
     drive.until(lambda: 2.0 in sizes())
     drive.executor.resize(0, [two])
+    drive.until(lambda: sizes()[-1] == 1.0)
+    go.touch()
     drive.finish(1)
     changes = [event.shares for event in drive.of(0) if isinstance(event, Resized)]
     assert changes == [(one, two), (two,)]
-    assert [report.epoch for report in drive.reports(0)] == list(range(1, 25))
+    assert [report.epoch for report in drive.reports(0)] == list(range(1, len(sizes()) + 1))
     assert [size for size, _ in itertools.groupby(sizes())] == [1.0, 2.0, 1.0]
     torch.manual_seed(3)
     rows, truth = torch.rand(40, 5, dtype=torch.float64).numpy(), torch.rand(5, dtype=torch.float64).numpy()
     error, expected = -truth, []
-    for _ in range(24):
+    for _ in sizes():
         error = error - 0.02 * rows.T @ (rows @ error)
         expected.append(np.square(rows @ error).sum())
     assert [report.metrics["loss"] for report in drive.reports(0)] == pytest.approx(expected, rel=1e-9)
@@ -640,6 +646,28 @@ def test_who_disconnects_under_a_study_is_told_of(noticed: str) -> None:
         executor._listen(0.1)
 
 
+def test_who_was_not_listened_to_was_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that fits a model for a minute, or waits for a core: what was reported meanwhile is yet to come."""
+    worker = SimpleNamespace(heard_s=100.0, ticket=SimpleNamespace(open={7}), ready=True, opened=True)
+    executor: Any = Ray()
+    told: list[str] = []
+    executor._job, executor._workers = SimpleNamespace(timeout_s=5.0), {"a call": worker}
+    executor._died = lambda worker, reason, *_, **__: told.append(reason)
+    executor._refreshed_s = executor._listened_s = 101.0
+    now_s = 160.0
+    monkeypatch.setattr(_ray, "time", SimpleNamespace(monotonic=lambda: now_s))
+    executor._refresh = lambda: None
+    executor._look_after()
+    assert told == []
+    for now_s in (160.5, 161.0, 161.5, 162.0, 162.5, 163.0, 163.5, 163.9):  # it listens, and hears nothing
+        executor._look_after()
+        assert told == []
+        executor._listened_s = now_s
+    now_s = 164.1
+    executor._look_after()
+    assert told == ["no report for 5 s (timeout_s)"]
+
+
 def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:
     for executor in (Ray(gpus=True, wait_s=0.0), Ray(slots_per_trial=64, wait_s=0.0)):
         with pytest.raises(ExecutorError, match="wait_s"):
@@ -650,10 +678,10 @@ def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> Non
 def test_who_waits_for_a_node_is_told_what_for(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ray, "_SILENT_S", 0.2)
-    executor = Ray(kinds="A100", wait_s=0.7)
+    monkeypatch.setattr(_ray, "_SILENT_S", 0.0)
+    executor = Ray(kinds="A100", wait_s=3.0)
     with (
-        pytest.warns(RuntimeWarning, match=r"0 devices .* GPUs of kind A100\. Waiting .* 0\.7 s") as told,
+        pytest.warns(RuntimeWarning, match=r"0 devices .* GPUs of kind A100\. Waiting .* 3 s") as told,
         pytest.raises(ExecutorError, match="after waiting"),
     ):
         executor.open(Job(counts, tmp_path, ("loss",)))

@@ -49,7 +49,7 @@ import penstock.recurring as recurring
 def train(run):
     for epoch in run.epochs():
         print("training", flush=True)
-        time.sleep(60)
+        time.sleep(600)
         run.report(accuracy=0.0)
 
 job = recurring.RecurringJob("endless", train, batch_sizes=[8], store={store!r})
@@ -65,7 +65,7 @@ def test_a_terminated_run_gives_its_ticket_back(tmp_path: Path):
             assert process.stdout is not None
             assert "training" in process.stdout.readline()
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode not in (0, -signal.SIGKILL)

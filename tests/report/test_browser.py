@@ -60,7 +60,7 @@ def running(arguments: list[str]):
         yield process, process.stdout.readline().split()[-1]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
         process.stdout.close()
 
 
@@ -79,7 +79,7 @@ def page(browser, tmp_path_factory):
             yield Page(browser, store, address, study)
 
 
-def wait(test, what: str, seconds: float = 60.0):
+def wait(test, what: str, seconds: float = 180.0):
     until = time.monotonic() + seconds
     while True:
         try:
@@ -107,7 +107,7 @@ class Page:
     def finish(self) -> Folded:
         """Wait until the study is over and the page has seen all of it."""
         self.store.with_name("go").touch()
-        assert self.study.wait(120) == 0
+        assert self.study.wait(300) == 0
         folded = fold_journal(self.store)[0]
         wait(lambda: self.text("#live") == "finished", "the end to be shown")
         wait(
@@ -276,7 +276,7 @@ def test_pareto_importance_parallel_devices(page):
     assert sorted(front["customdata"]) == told["front"]
     page.open("importance")
     shown = page.traces()[0]
-    with urllib.request.urlopen(f"{page.address}api/study/1/importance", timeout=60) as answer:
+    with urllib.request.urlopen(f"{page.address}api/study/1/importance", timeout=180) as answer:
         expected = json.load(answer)["importance"]
     assert set(expected) == {"x", "width", "tag"}
     assert dict(zip(shown["y"], shown["x"], strict=True)) == pytest.approx(expected)

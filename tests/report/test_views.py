@@ -132,6 +132,17 @@ def test_saved_counts_epochs_however_seldom_trials_report():
     assert saved["train_s"] == pytest.approx(20.0)
 
 
+def test_the_energy_of_an_epoch_is_not_that_of_a_report():
+    # Reports after epochs 2, 3 and 6, of what was drawn since the one before.
+    events: list[Event] = [SessionOpened(0.0), made(0), Started(0.0, 0, 0, (Share("d"),))]
+    for epoch, joules in ((2, 20.0), (3, 11.0), (6, 36.0)):
+        energy = Measurement(joules, "J", Source.MEASURED)
+        events.append(Reported(float(epoch), 0, epoch, {"loss": 1.0}, 1.0, energy))
+    told = views.trial(folded_of(events), 0)
+    assert told["curves"]["energy_j"] == {"epoch": [2, 3, 6], "value": [10.0, 11.0, 12.0]}
+    assert told["energy"]["value"] == pytest.approx(67.0)
+
+
 def test_watts_now_are_those_of_running_trials():
     events = [SessionOpened(0.0), made(0), *ran(0, 3, joules=100.0), made(1), *ran(1, 2, joules=30.0)]
     assert views.overview(folded_of(events))["watts"]["value"] == pytest.approx(100 / 2 + 30 / 2)

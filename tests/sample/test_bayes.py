@@ -8,7 +8,8 @@ from penstock.core.errors import InvalidInput, SpaceError
 from penstock.goal import Quantity
 from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Bayes, Gate, Observation
-from penstock.space import Choice, Float, Int, Space, equals
+from penstock.sample._cube import Cube
+from penstock.space import Choice, Float, Int, Space, equals, less, one_of
 
 FLAT = Space(**{f"x{i}": Float(0, 1) for i in range(12)})
 COST = Quantity("cost", of=lambda c: sum(c.values())) <= 5.0  # about a sixth of the cube keeps it
@@ -170,3 +171,18 @@ def test_a_study_without_results_or_of_something_else_is_refused():
     sampler = Bayes(transfer=study)
     with pytest.raises(SpaceError, match=r"trial 0 to transfer"):
         sampler.start(FLAT, objectives=1, seed=0)
+
+
+def test_conditions_on_numbers_of_many_values():
+    space = Space(
+        n=Int(1, 10_000), m=Float(0, 1, when=one_of("n", 5, 7)), k=Float(0, 1, when=less("n", 10.5))
+    )
+    configs = [
+        {"n": 5, "m": 0.25, "k": 0.75}, {"n": 6, "k": 0.75}, {"n": 7, "m": 0.75, "k": 0.25}, {"n": 10, "k": 0.25},
+        {"n": 11},
+    ]  # fmt: skip
+    cube = Cube(space)
+    assert [cube.config(row) for row in cube.snap(cube.units(configs))] == configs
+    sampler = Bayes()
+    sampler.start(space, objectives=1, seed=0)
+    assert [space.validate(config) for config in sampler.ask(2)]

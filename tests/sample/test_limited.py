@@ -7,7 +7,7 @@ from penstock.core.errors import InvalidInput
 from penstock.goal import Quantity
 from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Gate, Grid, Limited
-from penstock.space import Choice, Int, Space
+from penstock.space import Choice, Float, Int, Space
 
 SPACE = Space(width=Choice(8, 16, 32), depth=Choice(1, 2))
 CELLS = Quantity("cells", of=lambda c: c["width"] * c["depth"])
@@ -50,6 +50,16 @@ def test_a_grid_of_which_something_is_allowed_ends_quietly():
     assert made.ask(10) == [{"width": 8, "depth": 1}, {"width": 8, "depth": 2}, {"width": 16, "depth": 1}]
     assert made.ask(1) == []
     assert made.refused == 3
+
+
+def test_of_a_grid_whose_first_part_is_forbidden_nothing_else_is_tried():
+    space = Space(width=Int(1, 5), depth=Int(1, 80), rate=Float(0, 1))
+    sampler = Grid(resolution={"rate": 3})
+    made = Limited(sampler, Quantity("narrow", of=lambda c: -c["width"]) <= -4)
+    made.start(space, objectives=1, seed=0)
+    allowed = [c for c in space.grid({"rate": 3}) if c["width"] >= 4]
+    assert made.ask(1000) == allowed
+    assert made.refused == 3 * 80 * 3
 
 
 def test_of_a_grid_in_doubt_the_surest_of_what_is_predicted_to_fit_is_taken():

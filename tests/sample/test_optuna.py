@@ -230,6 +230,21 @@ def test_a_samplers_stop_exhausts_it():
     assert sorted(seen) == [(a, b) for a in "xy" for b in (1, 2, 3)]
 
 
+def test_samplers_that_are_told_values_of_choices_find_them():
+    space = Space(a=Choice("x", None, True), b=Int(1, 2))
+    sampler = begin(OptunaSampler(optuna.samplers.GridSampler({"a": ["x", None, True], "b": [1, 2]})), space)
+    seen = []
+    for i in range(10):
+        for config in sampler.ask(1):
+            sampler.tell(Observation(i, config, (1.0,)))
+            seen.append((config["a"], config["b"]))
+    assert sorted(map(str, seen)) == sorted(str((a, b)) for a in ("x", None, True) for b in (1, 2))
+    fixed = optuna.samplers.PartialFixedSampler({"a": None}, optuna.samplers.RandomSampler())
+    assert {config["a"] for config in begin(OptunaSampler(fixed), space).ask(5)} == {None}
+    listed = Space(a=Choice([1, 2], [3]), b=Int(1, 2))  # which Optuna would not take
+    assert all(config["a"] in ([1, 2], [3]) for config in begin(TPE(), listed).ask(5))
+
+
 def test_optunas_storage_and_logs_stay_out(capfd):
     optuna.logging.set_verbosity(optuna.logging.INFO)
     sampler = begin(OptunaSampler(optuna.samplers.TPESampler(multivariate=True, n_startup_trials=2)))

@@ -213,3 +213,22 @@ def test_several_objectives_are_ranked_rarely_when_there_are_many() -> None:
     best = sorted(first_rung, key=lambda t: sum(first_rung[t]))[:1000]
     assert set(best) <= promoted
     assert sum(calls) < 3000 * 64 * 6  # each result is ranked a bounded number of times, not 3000 times
+
+
+def test_a_trial_without_a_value_is_given_up_at_once() -> None:
+    """It ran to its rung's end but nothing of it counts (its energy was not metered, it violates a limit)."""
+    trials = iter([Trial(i, {}, 0) for i in range(6)])
+    scheduler = ASHA(max_epochs=9, trials=6)
+    scheduler.start(Rules(lambda n: [next(trials) for _ in range(n)], by_fronts, SPACE, False, 0))
+    group = scheduler.next(6)
+    assert group is not None
+    for segment in group.segments:
+        number = segment.trial.id
+        scheduler.ended(Outcome(number, TrialStatus.PAUSED, 1, None if number < 2 else (float(number),)))
+    assert scheduler.drops() == [0, 1]
+    promoted = scheduler.next(6)
+    assert promoted is not None
+    assert [segment.trial.id for segment in promoted.segments] == [
+        2,
+        3,
+    ]  # two of six: those without count as worst

@@ -22,7 +22,7 @@ from penstock.core import (
 from penstock.core.errors import InvalidInput
 from penstock.schedule._base import Outcome, Rules
 from penstock.schedule._sm2 import SM2, compare, report
-from penstock.space import Choice, Float, Space
+from penstock.space import Choice, Float, Space, one_of
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 PAUSED, COMPLETED, FAILED, STOPPED = (
@@ -45,7 +45,7 @@ class Journal:
         return [s for g in self.groups for s in g.segments]
 
 
-def drive(scheduler, world, *, source=Source.SIMULATED, stop=None, space=None, propose=None):
+def drive(scheduler, world, *, source=Source.SIMULATED, stop=None, space=None, propose=None, allows=None):
     """Run SM2 in a world: ``world(size, round, explores) -> (value, joules, lr)``; ``value`` None fails."""
     made = []
 
@@ -55,7 +55,7 @@ def drive(scheduler, world, *, source=Source.SIMULATED, stop=None, space=None, p
         return trials
 
     order = lambda values: sorted(range(len(values)), key=lambda i: values[i])  # noqa: E731
-    scheduler.start(Rules(propose or new, order, space, False, 0))
+    scheduler.start(Rules(propose or new, order, space, False, 0, allows=allows))
     journal, running, clock = Journal(), [], 0.0
     while True:
         while (group := scheduler.next(4)) is not None:
@@ -280,6 +280,74 @@ def test_batch_sizes_come_from_the_space_if_not_given():
         drive(SM2((48, 64)), plain, space=space)
 
 
+def proposing(space):
+    """What a sampler proposes, which knows nothing of the batch sizes that SM2 puts in their place."""
+    made = []
+
+    def propose(n):
+        made.extend(Trial(len(made), space.sample(len(made)), 0) for _ in range(n))
+        return made[-n:]
+
+    return propose
+
+
+def test_what_hangs_on_the_batch_size_comes_and_goes_with_it():
+    space = Space(
+        batch_size=Choice(8, 16, 32, 64),
+        momentum=Float(0, 1, when=one_of("batch_size", 32, 64)),
+        weight_decay=Float(0, 1),
+    )
+    proposed = proposing(space)
+    journal = drive(SM2(side_by_side=True), plain, space=space, propose=proposed)
+    configs = [segment.trial.config for segment in journal.groups[0].segments]
+    assert [config["batch_size"] for config in configs] == [8, 16, 32, 64]
+    assert [space.validate(config) for config in configs] == configs
+    assert [config["weight_decay"] for config in configs] == [
+        space.sample(i)["weight_decay"] for i in range(4)
+    ]
+    again = drive(SM2(side_by_side=True), plain, space=space, propose=proposing(space))
+    assert again.groups == journal.groups
+
+
+def test_batch_sizes_that_break_a_limit_are_left_out():
+    space = Space(batch_size=Choice(8, 16, 32, 64), width=Choice(1, 2, 4, 8))
+
+    def allows(config):
+        return config["batch_size"] * config["width"] <= 64
+
+    for source in (Source.MEASURED, Source.SIMULATED):  # asked one by one, or for all that are left
+        journal = drive(SM2(), plain, source=source, space=space, propose=proposing(space), allows=allows)
+        configs = [s.trial.config for s in journal.segments if s.start == 0]
+        assert [config["batch_size"] for config in configs] == [8, 16, 32, 64]  # the last with width 1
+        assert all(map(allows, configs))
+        few = drive(
+            SM2(), plain, source=source, space=space, propose=proposing(space), allows=lambda c: c["batch_size"] < 32
+        )  # fmt: skip
+        assert set(few.size.values()) == {8, 16}
+        assert len(few.thorough) == 1
+    with pytest.raises(InvalidInput, match=r"batch sizes \[8, 16, 32, 64\]"):
+        drive(SM2(), plain, space=space, propose=proposing(space), allows=lambda c: False)
+
+
+def test_a_first_exploration_that_fails_does_not_tell_where_the_energy_comes_from():
+    def world(size, round_, explores):
+        return (None, None, None) if size == SIZES[0] else plain(size, round_, explores)
+
+    journal = drive(SM2(SIZES), world, source=Source.MEASURED)
+    assert {len(g.segments) for g in journal.groups} == {1}
+    assert len(drive(SM2(SIZES), world, source=Source.SIMULATED).groups[2].segments) == 6
+
+
+def test_who_showed_nothing_that_counts_is_dropped():
+    scheduler = SM2((8, 16), side_by_side=True, max_epochs=2, final_epochs=2)
+    scheduler.start(Rules(lambda n: [Trial(i, {}, 0) for i in range(n)], sorted, None, False, 0))
+    for segment in scheduler.next(4).segments:
+        values = (1.0,) if segment.trial.id else None  # violates a limit, say
+        scheduler.ended(Outcome(segment.trial.id, PAUSED, 1, values, {"sm2_lr": 0.1}))
+    assert scheduler.drops() == [0]
+    assert [segment.trial.id for segment in scheduler.next(4).segments] == [1]
+
+
 def test_replay_gives_the_same_groups():
     scheduler = SM2(SIZES, max_epochs=30)
     first = drive(scheduler, trade_free)
@@ -368,8 +436,12 @@ def test_table_1():
         ({"batch_sizes": []}, "batch_sizes is empty"),
         ({"batch_sizes": [8, 8]}, "repeated"),
         ({"batch_sizes": [0]}, "batch_sizes is 0"),
+        ({"batch_sizes": 32}, "batch_sizes is 32"),
         ({"lrs": 1}, "lrs is 1"),
         ({"lr_range": (1.0, 0.1)}, "lr_range"),
+        ({"lr_range": 0.1}, "lr_range is 0.1"),
+        ({"lr_range": ("low", "high")}, "lr_range is"),
+        ({"lr_range": (0.1, 0.2, 0.3)}, "lr_range is"),
         ({"alpha": 1.5}, "alpha is 1.5"),
         ({"beta": -1}, "beta is -1"),
         ({"explore_fraction": 0}, "explore_fraction is 0"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.core.errors import PenstockError, SpaceError
-from penstock.space import Choice, Float, Int, equals, greater, less, one_of
+from penstock.space import Choice, Float, Int, Space, equals, greater, less, one_of
 
 NAN, INF = float("nan"), float("inf")
 DRAWS = 4000
@@ -67,7 +67,9 @@ DRAWS = 4000
         (lambda: Choice(NAN, 1), "nan is not a finite number"),
         (lambda: Choice(print), "Use a name and look the object up in your training function"),
         (lambda: Choice({"a": 1}), "a dict, which no configuration can hold. Use a name"),
-        (lambda: Choice([1, {2}]), "a set, which no configuration can hold"),
+        (lambda: Choice([1, {2}], 3), "a set, which no configuration can hold"),
+        (lambda: Choice(["sgd", "adam"]), r"one by one: Choice\('sgd', 'adam'\); or Choice\.constant"),
+        (lambda: Choice((1, 2)), r"one by one: Choice\(1, 2\)"),
         (lambda: one_of("a"), "names no value"),
         (lambda: equals(3, 4), "by name, not 3"),
         (lambda: greater("a", "b"), "compares with 'b', not a number"),
@@ -236,3 +238,13 @@ def test_the_repr_makes_the_domain_again(domain, text):
     }
     assert repr(domain) == text
     assert eval(text, names) == domain
+
+
+def test_a_list_may_be_a_constant_where_it_is_asked_for():
+    domain = Choice.constant([64, 64], structural=True)
+    assert domain.count == 1
+    assert domain.value_at(0) == domain.from_unit(0.3) == [64, 64]
+    assert repr(domain) == "Choice.constant([64, 64], structural=True)"
+    again = Space.from_json(Space(layers=domain).to_json())
+    assert again["layers"] == domain
+    assert Choice.constant(3) == Choice(3)

@@ -124,6 +124,11 @@ def test_of_a_fine_grid_only_what_is_asked_for_is_made():
         ),
         (lambda: Space(n=Int(1, 5), m=Choice(1, 2, when=greater("n", 5))), "never holds"),
         (lambda: Space(n=Int(1, 5), m=Choice(1, 2, when=less("n", 1))), "never holds"),
+        (
+            lambda: Space(n=Int(1, 10, step=4), m=Choice(1, 2, when=greater("n", 9))),
+            "never holds: 'n' is Int",
+        ),
+        (lambda: Space(n=Float(0, 1, step=0.3), m=Choice(1, 2, when=greater("n", 0.9))), "never holds"),
         (lambda: Space(n=Int(1, 5), m=Choice(1, 2, when=greater("n", -3))), "-3 is outside 'n'"),
         (lambda: Space(n=Choice(1, 5), m=Choice(1, 2, when=greater("n", 3))), "has no order. Use one_of"),
         (
@@ -134,6 +139,7 @@ def test_of_a_fine_grid_only_what_is_asked_for_is_made():
         (lambda: Space({3: Float(0, 1)}), "3 is not an identifier"),
         (lambda: Space({"a": Choice(1)}, a=Choice(2)), "'a' is given twice"),
         (lambda: Space(lr=0.1), r"lr=0\.1 is not a domain.*Choice\(0\.1\) is a constant"),
+        (lambda: Space(lr=[1, 2]), r"lr=\[1, 2\] is not a domain.*Choice\(1, 2\) is one of these"),
         (lambda: Space([Float(0, 1)]), "not made of domains"),
     ],
 )
@@ -277,7 +283,7 @@ def any_domain(draw, when):
             return Int(low, low + draw(st.integers(1, 10**11)), log=True, **flags)
     values = draw(st.lists(st.one_of(scalars, st.lists(scalars, max_size=2)), min_size=1, max_size=6))
     unique = [value for i, value in enumerate(values) if value not in values[:i]]
-    return Choice(*unique, **flags)
+    return Choice(*unique, **flags) if len(unique) > 1 else Choice.constant(unique[0], **flags)
 
 
 @settings(max_examples=150, deadline=None)

@@ -166,17 +166,19 @@ def test_budgets_of_all_three_kinds_end_a_study_cleanly(tmp_path, budget, option
     closed = study.state.closed
     assert closed.reason == "budget"
     assert "used up" in closed.detail
-    # How exactly is tested above; here the driver may be late by as many epochs as a disk takes to be durable.
+    # How exactly is tested above; here the driver may be late by as many epochs as a disk takes to be durable, or as it
+    # has to wait for a core.
     longest = [
         max(report.energy.wh for report in record.reports) for record in study.trials if record.reports
     ]
-    assert limit_wh - sum(longest) <= study.energy.wh <= limit_wh + 10 * sum(longest)
+    assert limit_wh - sum(longest) <= study.energy.wh <= limit_wh + 60 * sum(longest)
     assert {record.status.value for record in study.trials} <= {"paused", "waiting"}  # it can be resumed
 
 
 def test_a_larger_budget_resumes_what_was_left(tmp_path):
     first = spend(tmp_path, pk.Budget(energy_wh=0.0004))
-    again = pk.Study.load(tmp_path / "study.db", budget=pk.Budget(energy_wh=0.003)).run()
+    more_wh = first.energy.wh + 0.002
+    again = pk.Study.load(tmp_path / "study.db", budget=pk.Budget(energy_wh=more_wh)).run()
     assert again.energy.wh > first.energy.wh
     assert again.state.closed.reason == "budget"
     assert len(again.trials[0].reports) > len(first.trials[0].reports)
@@ -213,7 +215,7 @@ def one_epoch(run):
 
 def penstock(*arguments, cwd):
     command = [sys.executable, "-c", "from penstock.cli import main; main()", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def test_the_command_line_keeps_budgets_and_reports_all_three(tmp_path):

@@ -189,14 +189,37 @@ class EndAt(StopRule):
 
 
 def slow_forward(model, x):
-    time.sleep(0.01)  # once for all members: the driver gets to stop them
+    time.sleep(0.01)  # once for all members
     return model(x)
 
 
-def test_single_members_are_stopped(tmp_path):
-    path = tmp_path / "s.db"
-    task = make_task(epochs=12, forward=slow_forward)
-    stopped = study(task, 6, path, scheduler=pk.Full(trials=6), stop=[EndAt()]).run()
+CALLS: list[None] = []
+
+
+def patient_forward(model, x):
+    """Waits in its fifth epoch until there is a file: the driver does its part before, however late it comes to it."""
+    CALLS.append(None)  # once for all: seven to compare them with trials alone, then seven in each epoch
+    while len(CALLS) > 35 and not os.path.exists(os.environ["PENSTOCK_TEST_FLAG"]):
+        time.sleep(0.01)
+    return model(x)
+
+
+def test_single_members_are_stopped(tmp_path, monkeypatch):
+    path, flag, told = tmp_path / "s.db", tmp_path / "told", set()
+    monkeypatch.setenv("PENSTOCK_TEST_FLAG", str(flag))
+    executor = pk.Local(slots=1)
+    tell = executor.stop
+
+    def stop(trials, **why):
+        tell(trials, **why)
+        told.update(trials)
+        if told >= {1, 4}:
+            flag.touch()
+
+    executor.stop = stop
+    task = make_task(epochs=12, forward=patient_forward)
+    given = {"scheduler": pk.Full(trials=6), "executor": executor, "stop": [EndAt()]}
+    stopped = study(task, 6, path, **given).run()
     whole = alone(make_task(epochs=12), scheduler=pk.Full(trials=6))
     for record, other in zip(stopped.trials, whole.trials.values(), strict=True):
         if record.id % 3 == 1:
@@ -315,19 +338,20 @@ DRIVER = textwrap.dedent(
     import sys
     sys.path.insert(0, sys.argv[2])
     import penstock as pk
-    from test_fusion import make_task, slow_forward, study
+    from test_fusion import make_task, patient_forward, study
 
-    task = make_task(epochs=8, forward=slow_forward)
+    task = make_task(epochs=8, forward=patient_forward)
     study(task, 8, sys.argv[1], scheduler=pk.Full(trials=8)).run()
     """
 )
 
 
 def test_a_fused_study_that_is_killed_goes_on_unfused(tmp_path, monkeypatch):
-    path, script = tmp_path / "k.db", tmp_path / "driver.py"
+    path, script, flag = tmp_path / "k.db", tmp_path / "driver.py", tmp_path / "go"
+    monkeypatch.setenv("PENSTOCK_TEST_FLAG", str(flag))
     script.write_text(DRIVER)
     process = subprocess.Popen([sys.executable, str(script), str(path), str(Path(__file__).parent)])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
         if epochs_in(path) >= 10:
             break
@@ -335,6 +359,7 @@ def test_a_fused_study_that_is_killed_goes_on_unfused(tmp_path, monkeypatch):
     process.kill()
     process.wait()
     assert 10 <= epochs_in(path) < 64
+    flag.touch()
     monkeypatch.syspath_prepend(Path(__file__).parent)  # where the driver has its task from
     pk.Study.load(path, fuse=False).run()
     found = StudyState.of(events_of(path))
@@ -359,9 +384,21 @@ def measured(kind, count):
 
 def test_samplers_that_learn_are_not_asked_for_a_whole_study():
     assert Fuser("auto", make_task(), 2, learns=False).ahead(2, 0, 0, 0, 100) == 32
-    assert Fuser("auto", make_task(), 2, learns=True).ahead(2, 0, 0, 0, 100) == 20
+    assert Fuser(16, make_task(), 2, learns=True).ahead(2, 0, 0, 0, 100) == 20
     assert Fuser("auto", make_task(), 2, learns=True).ahead(2, 0, 0, 0, 20) == 10
     assert Fuser("auto", make_task(), 2, learns=True).ahead(1, 0, 10, 10, 20) == 1
+
+
+def test_samplers_that_learn_are_asked_for_few_until_fusion_was_measured():
+    fuser = Fuser("auto", make_task(), 2, learns=True)
+    assert fuser.ahead(2, 0, 0, 0, 100) == 10
+    fuser.key(segment(0))
+    facts = fuser.facts(placement(range(5)))["fusion"]
+    fuser.learn(measured(facts["key"], 8))
+    assert fuser.ahead(2, 0, 0, 10, 100) == 16
+    fuser = Fuser("auto", make_task(), 2, learns=True)
+    fuser.learn(measured(facts["key"], 1))  # it does not pay: as many as there are devices
+    assert fuser.ahead(2, 0, 0, 10, 100) == 2
 
 
 def test_what_is_left_is_spread_over_all_devices():

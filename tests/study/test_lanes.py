@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from penstock.store import open_store
 SPACE = pk.Space(lr=pk.Float(1e-3, 0.5, log=True), dropout=pk.Float(0.0, 0.5))
 
 
-def train(run, branch=False, deadly=False):
+def train(run, branch=False, deadly=False, patient=False):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(96, 6, generator=generator, dtype=torch.float64)
     y = (x[:, 0] * x[:, 1] > 0).long()
@@ -36,6 +37,8 @@ def train(run, branch=False, deadly=False):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     for epoch in run.epochs():
+        while patient and epoch == 5 and not os.path.exists(os.environ["PENSTOCK_TEST_FLAG"]):
+            time.sleep(0.01)
         torch.manual_seed(1000 * run.trial + epoch)
         model.train()
         for rows in torch.randperm(96).split(24):
@@ -68,6 +71,11 @@ def branching(run):
 
 def deadly(run):
     train(run, deadly=True)
+
+
+def patient(run):
+    """Waits in its sixth epoch until the driver has told somebody to stop."""
+    train(run, patient=True)
 
 
 def study(work, fuse, store=False, **options):
@@ -156,10 +164,14 @@ def test_what_cannot_be_fused_trains_alone_with_the_reason(tmp_path):
     assert [len(event.fused) for event in starts][-3:] == [0, 0, 0]  # the study has learnt it
 
 
-def test_single_lanes_are_stopped(tmp_path):
-    path = tmp_path / "s.db"
+def test_single_lanes_are_stopped(tmp_path, monkeypatch):
+    flag, path = tmp_path / "told", tmp_path / "s.db"
+    monkeypatch.setenv("PENSTOCK_TEST_FLAG", str(flag))
+    executor = pk.Local(slots=1)
+    stop = executor.stop
+    executor.stop = lambda *trials, **why: (stop(*trials, **why), flag.touch())
     long = pk.Full(trials=3, epochs=30)
-    stopped = study(train, 3, path, scheduler=long, stop=[EndAt()]).run()
+    stopped = study(patient, 3, path, scheduler=long, stop=[EndAt()], executor=executor).run()
     whole = alone(scheduler=pk.Full(trials=3, epochs=3))
     for record, other in zip(stopped.trials, whole.trials.values(), strict=True):
         if record.id == 1:

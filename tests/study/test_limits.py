@@ -203,6 +203,55 @@ def test_measured_violations_are_noted_never_the_best_and_teach():
     assert done.gate.predictors.predict("power_w", config).mean == pytest.approx(watts(config), rel=0.06)
 
 
+def watched(run):
+    for epoch in run.epochs():
+        run.save({})
+        run.report(error=1 - run.config["x"] + 1 / (epoch + 1), power_w=100 * run.config["x"])
+
+
+def watched_study(scheduler, **options):
+    return pk.Study(
+        watched, pk.Space(x=pk.Float(0, 1)), minimize="error", scheduler=scheduler, sampler=pk.Random(), seed=0,
+        executor=pk.Simulated(devices=1), limits=[pk.power_w <= 50], meter=False, **{"store": False} | options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [pk.Halving(max_epochs=9), pk.ASHA(max_epochs=9, trials=12)],
+    ids=["halving", "asha"],
+)
+def test_who_was_measured_to_violate_a_limit_is_not_promoted(scheduler):
+    done = watched_study(scheduler).run()
+    assert any(t.violated for t in done.trials)
+    assert all(t.status.is_end for t in done.trials)
+    assert {t.epoch for t in done.trials if t.violated} == {1}
+    assert done.best.epoch == 9
+    assert done.best.config["x"] == max(t.config["x"] for t in done.trials if t.epoch == 9 and not t.violated)
+
+
+def test_population_based_training_copies_nobody_who_violates_a_limit():
+    done = watched_study(pk.PBT(population=6, max_epochs=6, interval=3)).run()
+    first = {t.id: t.reports[0].metrics["power_w"] for t in done.trials}
+    assert any(power_w > 50 for power_w in first.values())
+    donors = {t.segment.copy_from.trial for t in done.trials if t.segment.copy_from is not None}
+    assert donors
+    assert all(first[donor] <= 50 for donor in donors)
+
+
+def test_a_study_of_an_earlier_release_promotes_as_it_began(tmp_path, monkeypatch):
+    path = tmp_path / "s.db"
+    with monkeypatch.context() as before:
+        before.setattr("penstock.study._session.FIT", "unheard-of")
+        whole = watched_study(pk.Halving(max_epochs=9)).run()
+        watched_study(pk.Halving(max_epochs=9), store=path, budget=pk.Budget(time_s=10)).run()
+    resumed = pk.Study.load(path, budget=pk.Budget()).run()
+    assert any(t.violated and t.epoch == 9 for t in whole.trials)
+    assert [(t.config, t.epoch, t.status) for t in resumed.trials] == [
+        (t.config, t.epoch, t.status) for t in whole.trials
+    ]
+
+
 def test_what_nobody_has_profiled_is_learned_from_what_the_study_measures_itself():
     """Seconds per epoch are metered in every trial."""
 

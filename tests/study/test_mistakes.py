@@ -180,6 +180,29 @@ def test_a_wrong_argument_is_named_before_any_work(arguments, named):
         assert repr(value) in str(caught.value)
 
 
+def test_a_task_is_not_asked_for_a_metric_that_it_never_reports():
+    torch = pytest.importorskip("torch")
+
+    def right(output, targets):
+        return (output.argmax(1) == targets).float().mean()
+
+    data = torch.zeros(20, 4), torch.zeros(20).long()
+    task = pk.Task(
+        lambda: torch.nn.Linear(4, 2), data, torch.nn.functional.cross_entropy, metrics={"right": right}
+    )
+    with pytest.raises(InvalidInput, match="'accuracy'; the task reports loss, train_loss, right"):
+        study(task, minimize=None, maximize="accuracy")
+    with pytest.raises(InvalidInput, match="'val_loss'"):
+        study(task, minimize=["energy_j", "val_loss"])
+    study(task, minimize=["train_loss", "train_s", "energy_j"], maximize="right")
+
+
+def test_a_sampler_of_optuna_is_to_be_wrapped():
+    optuna = pytest.importorskip("optuna")
+    with pytest.raises(InvalidInput, match=r"pk\.OptunaSampler\(RandomSampler"):
+        study(sampler=optuna.samplers.RandomSampler())
+
+
 def test_a_wrong_target_of_events_and_a_price_set_later_are_named_before_the_store_is_made(tmp_path):
     made = study(store=tmp_path / "s.db")
     with pytest.raises(InvalidInput, match=r"jsonl.*5"):
@@ -335,7 +358,7 @@ def test_a_relative_folder_is_found_from_elsewhere_and_a_lost_checkpoint_is_said
     assert not list(there.iterdir())
     for each in record.saved.values():
         (files / each).unlink(missing_ok=True)
-    loaded = pk.Study.load(here / "s.db", budget=pk.Budget(epochs=12))
+    loaded = pk.Study.load(here / "s.db", budget=pk.Budget(epochs=made.state.epochs + 10))
     capsys.readouterr()
     loaded.run()
     assert f"Trial {record.id}: its checkpoint {path} is gone; it starts again." in capsys.readouterr().err
@@ -387,3 +410,13 @@ def test_the_live_panel_keeps_the_last_three_sentences():
         "third",
         "fourth",
     ]
+
+
+def test_a_mistake_in_a_warm_start_leaves_no_study_in_the_store(tmp_path):
+    path = tmp_path / "s.db"
+    with pytest.raises(pk.errors.SpaceError, match=r"Configuration 1, \{'lr': 5\}"):
+        study(warm_start=[{"lr": 0.1}, {"lr": 5}], name="mine", store=path)
+    with pytest.raises(pk.errors.SpaceError, match="Configuration 0"):
+        study(warm_start={"lr": 5}, limits=[pk.params <= 5])
+    done = study(warm_start=[{"lr": 0.1}], name="mine", store=path, scheduler=pk.Full(trials=2)).run()
+    assert done.trials[0].config == {"lr": 0.1}

@@ -7,6 +7,7 @@ import pytest
 import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.report import View
+from penstock.store import open_store
 
 SPACE = pk.Space(lr=pk.Float(1e-3, 0.5, log=True))
 
@@ -65,3 +66,38 @@ def test_trials_are_transferred_by_the_goal_of_the_new_study():
     by_study = study(sampler=pk.Bayes(transfer=earlier)).run()
     by_trials = study(sampler=pk.Bayes(transfer=earlier.trials)).run()
     assert [t.config for t in by_trials.trials] == [t.config for t in by_study.trials]
+
+
+def uneven(run):
+    for epoch in run.epochs():
+        run.save({})
+        run.report(accuracy=run.config["lr"] if epoch < 2 else 0.9)
+
+
+@pytest.mark.parametrize("epochs", [1, 2], ids=["on the way", "at the end of the rung"])
+def test_who_was_to_stop_when_the_driver_was_killed_stops(epochs, tmp_path):
+    """Killed between a report and the end it led to."""
+    path = tmp_path / "s.db"
+    rates = [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]  # from the third on, all are below the median of those before
+
+    def made(store):
+        return pk.Study(
+            uneven, SPACE, maximize="accuracy", scheduler=pk.Halving(max_epochs=4, min_epochs=2, eta=2, trials=6),
+            sampler=pk.Random(), stop=pk.MedianStop("accuracy", min_epochs=epochs, min_trials=2), store=store,
+            executor=pk.Simulated(devices=1), name="s", meter=False, warm_start=[{"lr": rate} for rate in rates],
+        )  # fmt: skip
+
+    def outcome(found):
+        return [(t.id, t.status, t.reason) for t in found.trials]
+
+    whole = made(path).run()
+    told = [t.id for t in whole.trials if "median" in t.reason]
+    assert told == [2, 3, 4, 5]
+    store = open_store(path, write=True)
+    entry = store.find("s")
+    events = [event for _, event in store.read(entry.id)]
+    last = max(i for i, e in enumerate(events) if e.kind == "reported" and e.trial in told)
+    store.lock(entry.id)
+    store.cut(entry.id, keep=last + 1)
+    store.close()
+    assert outcome(pk.Study.load(path).run()) == outcome(whole)

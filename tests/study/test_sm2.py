@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import types
 
 import pytest
@@ -22,6 +21,7 @@ from penstock.store import open_store
 from penstock.train._loop import Trainer
 
 torch = pytest.importorskip("torch")
+optuna = pytest.importorskip("optuna")
 F = torch.nn.functional
 
 SETUP = """
@@ -136,12 +136,25 @@ def test_a_journal_cut_anywhere_resumes_to_the_same_results(whole, tmp_path):
 
 DRIVER = SETUP + textwrap.dedent(
     """
-    import sys
+    import os, signal, sys
+    from penstock.report import View
+
+    class Killer(View):
+        events = 0
+        def open(self, *_): pass
+        def on(self, event, state):
+            self.events += 1
+            if self.events >= int(sys.argv[2]):
+                os.kill(os.getpid(), signal.SIGKILL)
+        def tick(self, *_): pass
+        def say(self, text): pass
+        def close(self): pass
+
     try:
         study = pk.Study.load(sys.argv[1])
     except (pk.errors.StoreError, pk.errors.InvalidInput):  # killed before the study was created
         study = make(pk.Local(slots=1), sys.argv[1])
-    study.run()
+    study.run(view=Killer())
     """
 )
 
@@ -152,18 +165,9 @@ def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
     script.write_text(DRIVER)
     rng = random.Random(5)
     for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(path)], stderr=subprocess.PIPE, text=True
-        )
-        seen = len(events(path)) if path.exists() else 0
-        wanted = seen + rng.randint(2, 14)
-        while process.poll() is None:
-            if path.exists() and len(_events_or_none(path)) >= wanted:
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.05)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == -signal.SIGKILL, errors
+        command = [sys.executable, str(script), str(path), str(rng.randint(4, 16))]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600)
+        assert done.returncode == -signal.SIGKILL, done.stderr
     pk.Study.load(path).run()  # here, whose workers have torch already
     state = StudyState.of(events(path))
     state.validate()
@@ -173,13 +177,6 @@ def test_killed_drivers_resume_to_the_uninterrupted_result(whole, tmp_path):
             # The uninterrupted one ran in this process, whose sums may differ from a worker's in the last digit.
             assert epoch == at
             assert metrics == pytest.approx(wanted, rel=1e-5)
-
-
-def _events_or_none(path):
-    try:
-        return events(path)
-    except pk.errors.PenstockError:
-        return []
 
 
 def test_nothing_leaks_from_explorations_into_the_model(whole):
@@ -203,6 +200,17 @@ def test_batch_sizes_need_not_be_in_the_space():
     assert [t.config["batch_size"] for t in done.trials] == [8, 16]
     assert all(0.5 <= t.config["momentum"] <= 0.9 for t in done.trials)
     assert len({t.seed for t in done.trials}) == 1
+
+
+@pytest.mark.parametrize("sampler", [pk.TPE, lambda: pk.OptunaSampler(optuna.samplers.RandomSampler)])
+def test_batch_sizes_outside_the_space_are_none_of_the_samplers_at_a_resume(sampler, tmp_path):
+    options = {"space": pk.Space(decay=pk.Float(0.0, 1.0)), "sampler": sampler()}
+    quick = pk.SM2([4, 8, 16], thorough_epochs=2, final_epochs=2, max_epochs=4)
+    whole = study(even, scheduler=quick, **options).run()
+    path = tmp_path / "s.db"
+    cut = study(even, scheduler=quick, store=path, budget=pk.Budget(time_s=2.5), **options).run()
+    assert cut.state.closed.reason != "finished"
+    assert outcome(pk.Study.load(path, budget=pk.Budget()).run().state) == outcome(whole.state)
 
 
 def test_a_budget_of_trials_leaves_out_the_last_batch_sizes():

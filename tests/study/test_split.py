@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import replace
@@ -52,9 +53,33 @@ def net(dropout=0.1):
     return nn.Sequential(*layers).double()
 
 
-def slow_forward(model, x):
-    time.sleep(0.008)  # once for all members: the driver gets to stop them
+CALLS: list[None] = []
+
+
+def patient_forward(model, x):
+    """Waits in its fifth epoch until the driver has told some to stop, in its eighth until it has told some to move."""
+    CALLS.append(None)  # once for all: seven to compare them with trials alone, then nine in each epoch
+    for calls, flag in ((45, "told to stop"), (70, "told to move")):
+        while len(CALLS) > calls and not os.path.exists(f"{os.environ['PENSTOCK_TEST_FOLDER']}/{flag}"):
+            time.sleep(0.01)
     return model(x)
+
+
+def watched(folder):
+    """Two workers; a file says when all of the second sixteen have been told to stop, another when some are to move."""
+    executor = pk.Local(slots=2, threads=1)
+    tell, told = executor.stop, set()
+
+    def stop(trials, *, keep=False, **why):
+        tell(trials, keep=keep, **why)
+        told.update(() if keep else trials)
+        if told >= set(range(16, 32)):
+            (folder / "told to stop").touch()
+        if keep:
+            (folder / "told to move").touch()
+
+    executor.stop = stop
+    return executor
 
 
 def make_task(**options):
@@ -130,9 +155,11 @@ def split_study(tmp_path_factory, cheap):
     """32 trials in two groups of 16, the second of which ends early; its store, and their results one by one."""
     path = tmp_path_factory.mktemp("split") / "s.db"
     plain = study(False, False, pk.Simulated(2), 32, FirstOnly(16)).run().state
-    slow = {"forward": slow_forward}
-    study(16, path, pk.Local(slots=2, threads=1), 32, FirstOnly(16), task=slow, keep="all").run()
-    return path, plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_TEST_FOLDER", str(path.parent))
+        task = {"forward": patient_forward}
+        study(16, path, watched(path.parent), 32, FirstOnly(16), task=task, keep="all").run()
+        yield path, plain
 
 
 def test_sixteen_members_are_split_when_a_worker_falls_idle(split_study):

@@ -446,6 +446,8 @@ def test_ten_runs_of_one_script_keep_ten_studies(tmp_path):
         (dict(sampler="tpe"), "tpe"),
         (dict(scheduler=pk.ASHA(sampler=pk.TPE())), "sampler"),
         (dict(scheduler=pk.Full()), "no end"),
+        (dict(scheduler=pk.ASHA(trials=None)), r"no end: give ASHA\(trials="),
+        (dict(scheduler=pk.Hyperband(iterations=None)), r"no end: give Hyperband\(iterations="),
         (dict(seed=-1), "-1"),
         (dict(seed=1.5), "1.5"),
         (dict(retries=-2), "-2"),

@@ -203,7 +203,7 @@ while True:
 
 
 def gone(pid: int) -> bool:
-    for _ in range(500):
+    for _ in range(6000):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import penstock as pk
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.train._bubble_gate import Gate
 from penstock.train._bubble_host import Host
+from penstock.train._bubble_page import WAITING
 from penstock.train._pausing import squeeze_task
 
 
@@ -57,14 +59,13 @@ def train(gate, steps):
 
 
 HOST = """
-import os, sys, time
+import sys, time
 from penstock.train._bubble_host import Host
 host = Host(sys.argv[1], stage=0, free_bytes=123)
 print("ready", flush=True)
 lent_s, busy_s = float(sys.argv[2]), float(sys.argv[3])
 if not lent_s:
-    time.sleep(0.2)
-    os._exit(1)  # as if killed: it closes nothing
+    time.sleep(600)
 while True:
     host.lend(lent_s)
     time.sleep(lent_s)
@@ -131,12 +132,23 @@ def test_a_trial_stops_inside_the_backward_pass_and_inside_the_forward_pass(tmp_
     gate.close()
 
 
-def test_no_layer_begins_that_would_not_end_in_time(tmp_path):
+class Clock:
+    """The time of hosts and gates, which passes when it is told to."""
+
+    now_s = 1000.0
+
+    def __init__(self, monkeypatch):
+        for module in ("_bubble_gate", "_bubble_host"):
+            monkeypatch.setattr(f"penstock.train.{module}.clock_s", lambda: self.now_s)
+
+
+def test_no_layer_begins_that_would_not_end_in_time(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
     host = Host(tmp_path)
     gate = Gate(host.path, slack_s=0.0)
     host.lend(1.0)
     gate.passage("slow")
-    time.sleep(0.05)
+    clock.now_s += 0.05
     gate.passage("next")  # slow has taken 50 ms
     pauses = gate.use.pauses
     host.lend(0.02)
@@ -150,8 +162,9 @@ def test_no_layer_begins_that_would_not_end_in_time(tmp_path):
     gate.close()
 
 
-def test_what_never_ran_begins_only_with_time_to_spare_and_what_fits_nowhere_with_a_bubble(tmp_path):
-    """Two milliseconds are kept for what is not known; what is longer than the bubble waits for a beginning."""
+def test_what_never_ran_begins_only_with_time_to_spare(tmp_path, monkeypatch):
+    """Two milliseconds are kept for what is not known."""
+    Clock(monkeypatch)
     host = Host(tmp_path)
     gate = Gate(host.path, slack_s=0.0)
     asked = []
@@ -161,23 +174,44 @@ def test_what_never_ran_begins_only_with_time_to_spare_and_what_fits_nowhere_wit
     host.lend(1.0)
     gate.passage("another")
     assert asked == ["new"]
-    del gate._pause
+    host.close()
+    gate.close()
+
+
+@contextmanager
+def lending(host, after_s, length_s):
+    """Lends for so long after a while, and again and again: on a busy machine a trial may miss one or another."""
+    over = threading.Event()
+
+    def lend():
+        wait_s = after_s
+        while not over.wait(wait_s):
+            host.lend(length_s)
+            wait_s = 2 * length_s
+
+    thread = threading.Thread(target=lend)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def test_what_fits_nowhere_begins_with_a_bubble(tmp_path):
+    """What is longer than the bubble waits for a beginning; what is not, for one with room for it."""
+    host = Host(tmp_path)
+    gate = Gate(host.path, slack_s=0.0)
     gate._needs["long"] = 0.2
     began = time.monotonic()
     host.lend(0.1, began - 0.09)  # its last tenth
-    timer = threading.Timer(0.05, host.lend, (0.1,))
-    timer.start()
-    gate.passage("long")
+    with lending(host, 0.05, 0.1):
+        gate.passage("long")
     assert time.monotonic() - began >= 0.05  # not in that one
-    timer.join()
     gate._needs["fits"] = 0.5
     began = time.monotonic()
     host.lend(1.0, began - 0.9)  # a bubble that is long enough, but nearly over
-    timer = threading.Timer(0.2, host.lend, (1.0,))
-    timer.start()
-    gate.passage("fits")
+    with lending(host, 0.2, 1.0):
+        gate.passage("fits")
     assert time.monotonic() - began >= 0.2
-    timer.join()
     host.close()
     gate.close()
 
@@ -242,21 +276,29 @@ def test_python_code_without_a_passage_stops_when_the_bubble_ends(tmp_path):
     """Data made by hand, say: it stands still while the host computes, and ends with what it would have made."""
     host = Host(tmp_path)
     gate = Gate(host.path)
-    host.lend(0.1)
-    timer = threading.Timer(0.3, host.lend)
-    timer.start()
+    host.lend()
+
+    def lend_again():
+        while not host._words[WAITING]:
+            time.sleep(0.005)
+        time.sleep(0.2)
+        host.lend()
+
+    again = threading.Thread(target=lend_again, daemon=True)
     with gate.anywhere():
         gate.passage("data")
-        began = time.monotonic()
-        times = [began]
-        while times[-1] < began + 0.4:
+        host.lend(0.05)
+        again.start()
+        times = [time.monotonic()]
+        while gate.use.pauses == 0 and times[-1] < times[0] + 120:
             times.append(time.monotonic())
-    assert max(b - a for a, b in itertools.pairwise(times)) >= 0.1  # it stood still
+        times.append(time.monotonic())
+    assert max(b - a for a, b in itertools.pairwise(times)) >= 0.2  # it stood still
     assert gate.use.pauses == 1
     assert "data" not in gate._needs  # of what was cut nothing is learned
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    timer.join()
+    again.join()
     host.close()
     gate.close()
 
@@ -344,9 +386,12 @@ def test_an_overrun_is_counted(tmp_path):
 
 
 def test_a_host_that_dies_leaves_its_device_to_the_trial(tmp_path, host_job):
-    host_job(0, 0)  # it lives when the trial begins to wait
+    host = host_job(0, 0)
     with Gate.any(tmp_path) as gate:
+        end = threading.Timer(0.2, host.kill)  # it lives when the trial begins to wait
+        end.start()
         assert len(train(gate, 3)) == 3
+        end.join()
 
 
 def test_a_host_that_ends_leaves_its_device_to_the_trial(tmp_path):

@@ -198,11 +198,28 @@ class Pairs(Dataset):
         return X[i], Y[i]
 
 
+class Table:
+    """As pandas has them: an array for numpy, but its items are columns."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, column):
+        return self.values[:, column]
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
 @pytest.mark.parametrize(
     "data",
     [
         (X, Y),
         (X.numpy(), Y.numpy()),
+        (Table(X.numpy()), Table(Y.numpy())),
         TensorDataset(X, Y),
         Pairs(),
         lambda: (X, Y),
@@ -212,6 +229,7 @@ class Pairs(Dataset):
     ids=[
         "tensors",
         "arrays",
+        "tables",
         "TensorDataset",
         "Dataset",
         "function",
@@ -280,6 +298,28 @@ def test_metrics_without_validation_data_are_refused():
     # Without metrics the training loss is what there is to report.
     found = Trainer(task(data=Data((X, Y))), {"lr": 0.1}, seed=0).train_epoch()
     assert found["loss"] == found["train_loss"]
+
+
+class Unsized(Dataset):
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((X, Y[:30]), "50 and 30 rows"),
+        ((X[:30], Y), "30 and 50 rows"),
+        ((X.tolist(), Y.tolist()), r"torch\.tensor"),
+        ((np.array([["a"], ["b"]] * 25), Y), "numbers, got a ndarray of <U1"),
+        ((Table(np.array([None, "b"] * 25)), Y), "numbers, got a Table of object"),
+        (Unsized(), "got a Unsized without a length"),
+    ],
+    ids=["few targets", "few inputs", "lists", "words", "table of words", "no length"],
+)
+def test_data_that_cannot_be_split(data, words):
+    with pytest.raises(InvalidInput, match=words):
+        task(data=data).load(torch.device("cpu"))
 
 
 def test_data_of_no_known_form():

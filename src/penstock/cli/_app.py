@@ -174,15 +174,17 @@ def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from penstock.report._format import plain
+
     table = Table(box=None)
     width = None if sys.stdout.isatty() else 10_000  # nobody reads a pipe by its width
     shown = [name for name in names if any(item.get(name) not in (None, "") for item in rows)]
     for name in shown:
-        table.add_column(name)
+        table.add_column(Text(plain(name)))
     for item in rows:
         cells = [item.get(name) for name in shown]
         table.add_row(
-            *(Text("" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c)) for c in cells)
+            *(Text("" if c is None else f"{c:.4g}" if isinstance(c, float) else plain(str(c))) for c in cells)
         )
     Console(width=width).print(table)
 

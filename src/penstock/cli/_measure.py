@@ -130,24 +130,33 @@ def run_command(command: Sequence[str]) -> tuple[int, str]:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        child = subprocess.Popen(list(command))
-    except FileNotFoundError:
-        return 127, f"{command[0]}: not found."
-    except OSError as error:
-        return 126, f"{command[0]}: {error.strerror}."
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that came before there was a command to pass them to
 
     def forward(number: int, frame: object) -> None:
+        if child is None:
+            early.append(number)
+            return
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(number)
 
     # A Ctrl-C in a terminal reaches the command by itself; one sent to us alone does not.
     in_terminal = sys.stdin is not None and sys.stdin.isatty()
-    old = {number: signal.signal(number, forward) for number in _FORWARDED}
-    old[signal.SIGINT] = signal.signal(
-        signal.SIGINT, (lambda number, frame: None) if in_terminal else forward
-    )
+    handlers: dict[int, Any] = dict.fromkeys(_FORWARDED, forward)
+    handlers[signal.SIGINT] = (lambda number, frame: None) if in_terminal else forward
+    # The command ignores what is ignored here (SIGHUP under nohup): it would not if we handled it before it is there.
+    ignored = {number for number in handlers if signal.getsignal(number) is signal.SIG_IGN}
+    old = {number: signal.signal(number, handlers[number]) for number in handlers.keys() - ignored}
     try:
+        try:
+            child = subprocess.Popen(list(command))
+        except FileNotFoundError:
+            return 127, f"{command[0]}: not found."
+        except OSError as error:
+            return 126, f"{command[0]}: {error.strerror}."
+        old |= {number: signal.signal(number, handlers[number]) for number in ignored}
+        for number in early:
+            forward(number, None)
         while True:
             pid, status = os.wait()
             if pid == child.pid:

@@ -7,7 +7,7 @@ journalled; a resume, a report and the dashboard apply the journal from the star
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,14 +108,19 @@ class TrialRecord:
             of: The figure of a report; None: that one does not tell.
         """
         summed, epochs = 0.0, 0
-        before = min(self.copied, self.reports[0].epoch - 1) if self.reports else 0
-        for report in self.reports:
+        for report, number in self.spans():
             value = of(report)
             if value is not None:
                 summed += value
-                epochs += report.epoch - before
-            before = report.epoch
+                epochs += number
         return summed / epochs if epochs else None
+
+    def spans(self) -> Iterator[tuple[Reported, int]]:
+        """Its reports, and of how many epochs each is: of all since the one before."""
+        before = min(self.copied, self.reports[0].epoch - 1) if self.reports else 0
+        for report in self.reports:
+            yield report, report.epoch - before
+            before = report.epoch
 
     def __str__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -159,6 +164,9 @@ CHOSEN = "chosen"
 """The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
 ONCE = "once"
 """In the first session's note: trials are compared by what their epochs take once, however often they were run."""
+
+FIT = "fit"
+"""In the first session's note: trials that were measured to violate a limit are not promoted."""
 DREW = "drew"
 """In the data of a note, of whatever topic: energy that no trial drew, as ``Measurement.plain``. The study's, too."""
 REFUSED = "refused"
@@ -228,13 +236,18 @@ class StudyState:
         """Whether its trials are compared by what each epoch takes once; not so in journals of earlier releases."""
         return bool(self.sessions) and bool(self.sessions[0].note.get(ONCE))
 
+    @property
+    def fit(self) -> bool:
+        """Whether trials that violate a limit are not promoted; not so in journals of earlier releases."""
+        return bool(self.sessions) and bool(self.sessions[0].note.get(FIT))
+
     def apply(self, event: Event) -> bool:
         """Fold one event in; returns whether it said anything new."""
         if self.first_s is None:
             self.first_s = event.time_s
         if not isinstance(event, SessionOpened):
             self.spent_s += max(0.0, event.time_s - self.last_s)
-        self.last_s = max(self.last_s, event.time_s)
+            self.last_s = max(self.last_s, event.time_s)
         try:
             return self._fold(event)
         except (KeyError, InvalidInput) as error:
@@ -290,8 +303,8 @@ class StudyState:
             case SessionOpened():
                 self.sessions.append(event)
                 self.closed = None
+                self._settle(self.last_s)
                 self.last_s = event.time_s
-                self._settle(event.time_s)
             case SessionClosed():
                 self.closed = event
         return True
@@ -349,8 +362,19 @@ class StudyState:
             self.device_s += used_s
             record._held_since_s = None
 
+    def _count_time(self, record: TrialRecord, time_s: float) -> None:
+        """Count what it ran and held up to now, where it goes on: its driver may die before it ends."""
+        if record._running_since_s is not None:
+            record.busy_s += max(0.0, time_s - record._running_since_s) / record._members
+            record._running_since_s = max(time_s, record._running_since_s)
+        if record._held_since_s is not None:
+            since_s = max(time_s, record._held_since_s)
+            self._settle_shares(record, time_s)
+            record._held_since_s = since_s
+
     def _reported(self, event: Reported) -> bool:
         record = self.trials[event.trial]
+        self._count_time(record, event.time_s)
         if event.energy is not None:  # spent is spent, also for an epoch that is run again
             self._drew(record, event.energy)
         if event.train_s is not None:
@@ -388,10 +412,8 @@ class StudyState:
         queued = record.status is TrialStatus.WAITING and not event.retry  # stopped before it started
         if record.status is not TrialStatus.RUNNING and not queued:
             return False
-        if record._running_since_s is not None:
-            record.busy_s += max(0.0, event.time_s - record._running_since_s) / record._members
-            record._running_since_s = None
-        self._settle_shares(record, event.time_s)
+        self._count_time(record, event.time_s)
+        record._running_since_s = record._held_since_s = None
         self._count_epochs(record, event.epoch, record.segment.start)
         if event.energy is not None:
             self._drew(record, event.energy)
@@ -414,11 +436,12 @@ class StudyState:
         return True
 
     def _settle(self, time_s: float) -> None:
-        """A new session: what ran when the last driver left or died waits to be run again."""
+        """A new session: what ran when the last driver left or died, at ``time_s``, waits to be run again."""
         for record in self.trials.values():
             if record.status is TrialStatus.RUNNING or (
                 record.unfinished and record.status is TrialStatus.PAUSED
             ):
+                self._count_time(record, time_s)
                 record._running_since_s = record._held_since_s = None
                 self._move(record, TrialStatus.WAITING)
 

@@ -1052,6 +1052,10 @@ class Local(Executor):
                 and not all(ticket.lead is not None for ticket in worker.tickets.values())
                 and now_s - worker.heard_s > timeout_s * max(len(t.open) for t in worker.tickets.values())
             ):
+                heard_s = worker.heard_s
+                self._receive(worker)
+                if worker.heard_s != heard_s:
+                    continue  # it has reported, while it was this process that stood still
                 worker.verdict = f"no report for {timeout_s:g} s (timeout_s)"
                 with contextlib.suppress(OSError):
                     os.kill(worker.child.process.pid, signal.SIGKILL)

@@ -310,6 +310,7 @@ class Ray(Executor):
         self._failed_starts = 0
         self._error: ExecutorError | None = None
         self._refreshed_s = -math.inf
+        self._listened_s = math.inf
         self._free = None
 
     @property
@@ -922,7 +923,11 @@ class Ray(Executor):
                     del self._taken[name]
                     self._free = None
         timeout_s = None if self._job is None else self._job.timeout_s
+        away_s = now_s - self._listened_s
+        self._listened_s = now_s
         for worker in list(self._workers.values()):
+            if away_s > _TICK_S:  # who was not listened to was not silent
+                worker.heard_s = min(now_s, worker.heard_s + away_s)
             quiet_s = now_s - worker.heard_s
             if worker.ticket is None:
                 if quiet_s > _IDLE_S and all(w.ticket is None for w in worker.lease.workers):
@@ -958,6 +963,10 @@ class Ray(Executor):
 
     def _listen(self, wait_s: float) -> None:
         """Hear all actors that have something to say."""
+        self._hear_all(wait_s)
+        self._listened_s = time.monotonic()
+
+    def _hear_all(self, wait_s: float) -> None:
         ray = self._ray
         calls = list(self._workers)
         if not calls:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from penstock.core import Counts
 
 _STATES = ("completed", "running", "paused", "waiting", "stopped", "failed")
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
+
+
+def plain(text: str) -> str:
+    """Text of a journal as a terminal may show it: what would move the cursor, colour or worse is spelt out."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def short(value: object) -> str:

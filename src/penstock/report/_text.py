@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core import Measurement, StudyState, TrialRecord, TrialStatus
 from penstock.energy import co2, money
 from penstock.goal import Goal, metrics_of, ranked
-from penstock.report._format import counts_text, duration_text, metrics_text, short
+from penstock.report._format import counts_text, duration_text, metrics_text, plain, short
 from penstock.report._read import grid_of, limits_text
 
 _ERROR_LINES = 4
@@ -69,7 +69,7 @@ def summary_text(
         lines.append(f"  left    {state.closed.reason}{detail}{later}")
     if state.closed is None and state.sessions and kept:
         lines.append(f"  open    {_news_text(state.last_s)}it runs, or its driver died and it can be resumed")
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def _news_text(time_s: float) -> str:

@@ -158,6 +158,10 @@ def _test(domain: Domain, atom: Any) -> Test:
             return found
 
         return among
+    if count is not None:
+        return lambda column: np.array(
+            [_holds(atom, domain.from_unit(u)) for u in column.tolist()], dtype=bool
+        )
     data = atom.to_json()
     bound = domain.to_unit(data["bound"])
     above = data["test"] == "greater"

@@ -18,6 +18,7 @@ from penstock.sample._gate import Gate
 from penstock.sample._seed import Stream, mixed
 from penstock.space import Space
 
+_ALL = 100_000  # draws of a sampler that ends: it has nothing else, so that no other configuration takes their place
 _UNIFORM_DRAWS = 4096  # beyond, an allowed part this small is not found by drawing
 _CHUNK = 256
 _WALK_STEPS = 60
@@ -31,7 +32,8 @@ class Limited(Sampler):
     ``Limited(Random(), [power_w <= 90], predictors)`` is HyperPower's Rand, with ``Walk()`` its Rand-Walk. ``Bayes``
     knows limits itself and proposes by them. Of any other sampler, proposals are drawn until one is allowed, at most
     ``draws`` per trial; refused ones stay pending to it, which turns a learning sampler away from them. Then the
-    trial is an allowed configuration drawn uniformly, or found by descending to the limits.
+    trial is an allowed configuration drawn uniformly, or found by descending to the limits. One that ends (``Grid``) is
+    drawn from to its end, for what it leaves out is not to be tried.
 
     Pure and reproducible as samplers must be. A resume asks the wrapped sampler again, for the number of refused
     draws is not in the journal: it costs what the proposals did.
@@ -136,7 +138,8 @@ class Limited(Sampler):
         space = started(self, self._space)
         self._asked += 1
         self.gate.next_trial()
-        for number in range(1, self._draws + 1):
+        draws = max(self._draws, _ALL) if self._sampler.ends else self._draws
+        for number in range(1, draws + 1):
             drawn = [] if self._exhausted else self._sampler.ask(1)
             if not drawn:
                 self._exhausted = True
@@ -151,7 +154,7 @@ class Limited(Sampler):
             self.refused += 1
             if not self.queries:
                 self._refused.append(drawn[0])
-        self.queries.append(self._draws + 1)
+        self.queries.append(draws + 1)
         self._refused = []
         return nearest_allowed(space, self.gate, mixed(self._seed, self._asked, "limited"))
 

@@ -364,18 +364,25 @@ def _distribution(domain: Domain) -> BaseDistribution | None:
                 domain.low, domain.value_at(domain.count - 1), log=domain.log, step=domain.step or 1
             )
         case Choice():
-            return None if domain.count == 1 else CategoricalDistribution(tuple(range(domain.count)))
+            if domain.count == 1:
+                return None
+            return CategoricalDistribution(domain.values if _plain(domain) else tuple(range(domain.count)))
     raise Unsupported(f"Optuna has no counterpart of {domain!r}. Use Float, Int or Choice.")
 
 
+def _plain(domain: Choice) -> bool:
+    """Whether Optuna takes the values themselves, which a user may name to its samplers; lists go by their place."""
+    return not any(isinstance(value, list) for value in domain.values)
+
+
 def _param(domain: Domain, value: Any) -> Any:
-    """A value of ours as Optuna holds it: choices by their place, for Optuna takes no lists."""
-    return domain.index(value) if isinstance(domain, Choice) else value
+    """A value of ours as Optuna holds it."""
+    return domain.index(value) if isinstance(domain, Choice) and not _plain(domain) else value
 
 
 def _value(domain: Domain, param: Any) -> Any:
     """A value of Optuna's as the domain gives it."""
-    if isinstance(domain, Choice):
+    if isinstance(domain, Choice) and not _plain(domain):
         return domain.value_at(int(param))
     if isinstance(domain, Float | Int):
         return domain.check(min(max(param, domain.low), domain.high))

@@ -68,7 +68,7 @@ class WarmStart(Sampler):
             SpaceError: A configuration is not of the space; says which.
         """
         self._space, self._asked = space, 0
-        self._first = [_checked(space, c, f"Configuration {i}") for i, c in enumerate(self._given)]
+        self._first = self.check(space)
         self._then.start(space, objectives=objectives, seed=seed)
         numbers: dict[int, int] = {}
         for told in self._earlier:
@@ -87,6 +87,14 @@ class WarmStart(Sampler):
             if not last.final:  # the earlier study is over: nothing of it is pending
                 config = space.validate(last.config)
                 self._then.tell(Observation(number, config, last.values, last.epoch, True))
+
+    def check(self, space: Space) -> list[dict[str, Any]]:
+        """The given configurations as the space has them.
+
+        Raises:
+            SpaceError: One is not of the space; says which.
+        """
+        return [_checked(space, c, f"Configuration {i}") for i, c in enumerate(self._given)]
 
     def ask(self, n: int) -> list[Config]:
         """The given configurations, then those of the sampler that follows."""

@@ -127,8 +127,11 @@ class ASHA(Scheduler):
         """A segment is over."""
         number, rung, trial = self._running.pop(outcome.trial)
         bracket = self._open[number]
+        paused, values = outcome.status is TrialStatus.PAUSED, outcome.rankable
         if rung < len(bracket.rungs):
-            bracket.rungs[rung].add(trial, outcome.rankable, outcome.status is TrialStatus.PAUSED)
+            bracket.rungs[rung].add(trial, values, paused)
+        if paused and values is None:  # nothing that it could be promoted by
+            self._dropped.append(trial.id)
         if self._exhausted and not self._running:
             self._finish_if_over()
 

@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, final
 
 from penstock.core import (
+    Config,
     Event,
     Measurement,
     Reported,
@@ -24,6 +26,9 @@ from penstock.core.errors import InvalidInput
 from penstock.goal._score import Score, score
 from penstock.schedule._base import Outcome, Rules, Scheduler
 from penstock.schedule._check import fraction, whole
+from penstock.space import Space
+
+_DRAWS = 100  # of the other hyperparameters, for a batch size that keeps the study's limits with them
 
 
 @final
@@ -79,9 +84,7 @@ class SM2(Scheduler):
     ) -> None:
         self.batch_sizes = None if batch_sizes is None else _sizes(batch_sizes)
         self.lrs = whole("lrs", lrs, 2)
-        if len(lr_range) != 2 or not (0 < lr_range[0] < lr_range[1] < math.inf):
-            raise InvalidInput(f"lr_range is {lr_range!r}; give (low, high) with 0 < low < high.")
-        self.lr_range = (float(lr_range[0]), float(lr_range[1]))
+        self.lr_range = _range(lr_range)
         self.alpha = fraction("alpha", alpha, 0.0, 1.0)
         self.beta = fraction("beta", beta, 0.0, 1.0)
         self.explore_fraction = fraction("explore_fraction", explore_fraction, 0.0, 1.0)
@@ -156,9 +159,11 @@ class SM2(Scheduler):
                 self._reasons.setdefault(outcome.trial, self._end)
             return
         explored = segment.options["mode"] == "explore"
+        lane.paused = outcome.status is TrialStatus.PAUSED
         lane.alive = outcome.status in (TrialStatus.PAUSED, TrialStatus.COMPLETED)
         if explored:
-            if self._parallel is None:
+            # One that failed before its report says nothing of where the energy comes from.
+            if self._parallel is None and (outcome.energy is not None or outcome.metrics):
                 self._parallel = outcome.energy is None or outcome.energy.source is not Source.MEASURED
             lane.explored(outcome)
         else:
@@ -231,18 +236,33 @@ class SM2(Scheduler):
     # ------------------------------------------------------------ phases
 
     def _open(self, rules: Rules, count: int) -> None:
-        """Make the trials of the next ``count`` batch sizes; a group hands out all that it proposed."""
-        sizes, self._unopened = self._unopened[:count], self._unopened[count:]
-        trials = list(rules.propose(len(sizes)))
+        """Make the trials of the next ``count`` batch sizes; a group hands out all that it proposed.
+
+        Raises:
+            InvalidInput: No batch size keeps the study's limits.
+        """
+        fitting = {size: kept for size in self._unopened if (kept := _within(rules, size)) is not None}
+        if not fitting and not self._live:
+            raise InvalidInput(
+                f"SM2: none of the batch sizes {self._unopened} was found to keep the study's limits. Give other ones, "
+                "loosen the limits, or lower confidence=."
+            )
+        sizes, self._unopened = [*fitting][:count], [*fitting][count:]
+        trials = list(rules.propose(len(sizes))) if sizes else []
         opened: list[_Lane] = []
         for trial, size in zip(trials, sizes, strict=False):
             # One seed for all: "fixing the random seed" (SM2 5.1).
             seed = (self._live + opened)[0].trial.seed if self._live or opened else trial.seed
-            opened.append(_Lane(replace(trial, config={**trial.config, "batch_size": size}, seed=seed)))
+            config: Config = _sized(rules, trial.config, size)
+            if rules.allows is not None and not rules.allows(config):
+                config = fitting[size]
+            opened.append(_Lane(replace(trial, config=config, seed=seed)))
         self._live += opened
         if opened:
             self._explore(opened)
-        if len(opened) < len(sizes):  # the sampler, or the study's budget of trials, is exhausted
+        if (
+            len(opened) < len(sizes) or not sizes
+        ):  # the sampler, or the study's budget of trials, is exhausted
             self._unopened = []
             if not self._live:
                 self._over = True
@@ -354,12 +374,11 @@ class SM2(Scheduler):
             )
         )
         for i, lane in enumerate(lanes):
-            if i not in kept:
-                if lane.alive:
+            if i not in kept or not lane.alive:
+                if lane.paused:
+                    worse = f"in the worse half of round {self._round}: score {scores[i].total:.3f}"
                     self._drops.append(lane.trial.id)
-                    self._reasons[lane.trial.id] = (
-                        f"in the worse half of round {self._round}: score {scores[i].total:.3f}"
-                    )
+                    self._reasons[lane.trial.id] = worse if lane.alive else "what it showed does not count"
                 lane.alive = False
 
     def _performances(self, values: Sequence[tuple[float, ...] | None]) -> list[float | None]:
@@ -406,6 +425,7 @@ class _Lane:
     thorough: int = 0
     explorations: list[int] = field(default_factory=list)  # epochs, counted from 0
     alive: bool = True
+    paused: bool = False
     values: tuple[float, ...] | None = None
     energy_j: float | None = None
     lr: float | None = None
@@ -684,7 +704,38 @@ def compare(alpha_1_j: float, sm2_j: float, vanilla_j: float) -> Comparison:
     return Comparison(alpha_1_j, sm2_j, vanilla_j, 1.0 - sm2_j / alpha_1_j, sm2_j / vanilla_j)
 
 
+def _sized(rules: Rules, config: Config, size: int) -> dict[str, Any]:
+    """A configuration with another batch size: what hangs on that comes and goes with it."""
+    changed = {**config, "batch_size": size}
+    if isinstance(rules.space, Space) and "batch_size" in rules.space:
+        return rules.space.repair(changed, Random(f"penstock SM2 {rules.seed} {size}"))
+    return changed
+
+
+def _within(rules: Rules, size: int) -> Config | None:
+    """A configuration of the batch size that keeps the study's limits, if one is soon found."""
+    if rules.allows is None or not isinstance(rules.space, Space):
+        return {}
+    for draw in range(_DRAWS):
+        config = _sized(rules, rules.space.sample(Random(f"penstock SM2 {rules.seed} draw {draw}")), size)
+        if rules.allows(config):
+            return config
+    return None
+
+
+def _range(given: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(bound) for bound in given)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not 0 < low < high < math.inf:
+        raise InvalidInput(f"lr_range is {given!r}; give (low, high) with 0 < low < high.")
+    return low, high
+
+
 def _sizes(given: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInput(f"batch_sizes is {given!r}; give a list of them, e.g. [32, 64, 128].")
     sizes = tuple(whole("batch_sizes", size) for size in given)
     if not sizes:
         raise InvalidInput("batch_sizes is empty; give at least one, e.g. [32, 64, 128].")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -19,7 +19,8 @@ _REMEDY = "Use a name and look the object up in your training function."
 class Choice(Domain):
     """One of some values, without an order: strings, numbers, booleans, None, or lists of them.
 
-    Values are what JSON gives back: tuples become lists. One value alone makes a constant.
+    Values are what JSON gives back: tuples become lists. One value alone makes a constant; of a list, that is asked for
+    by ``Choice.constant([64, 64])``, as ``Choice(["a", "b"])`` is more likely a mistake for ``Choice("a", "b")``.
 
     Attributes:
         values: The values.
@@ -44,9 +45,30 @@ class Choice(Domain):
         transfers: bool = True,
     ) -> None:
         owner = f"Choice({', '.join(map(repr, values))})"
-        check_flags(owner, when, structural, transfers)
         if not values:
             refuse("Choice()", "it has no values", "Give at least one: Choice(32, 64, 128).")
+        if len(values) == 1 and isinstance(values[0], list | tuple):
+            each = ", ".join(map(repr, values[0]))
+            refuse(
+                owner,
+                "a list as its only value",
+                f"Give the values one by one: Choice({each}); or Choice.constant(...) for a list that never changes.",
+            )
+        self._set(owner, values, when, structural, transfers)
+
+    @classmethod
+    def constant(
+        cls, value: Any, *, when: Condition | None = None, structural: bool = False, transfers: bool = True
+    ) -> Choice:
+        """The domain of one value, which may be a list."""
+        made = cls.__new__(cls)
+        made._set(f"Choice.constant({value!r})", (value,), when, structural, transfers)
+        return made
+
+    def _set(
+        self, owner: str, values: Sequence[Any], when: Condition | None, structural: bool, transfers: bool
+    ) -> None:
+        check_flags(owner, when, structural, transfers)
         plain = tuple(_plain(owner, value) for value in values)
         seen: dict[Hashable, Any] = {}
         for value in plain:
@@ -118,7 +140,8 @@ class Choice(Domain):
         return {"kind": "choice", "values": _copy(list(self.values))} | flags_json(self)
 
     def __repr__(self) -> str:
-        return f"Choice({', '.join([*map(repr, self.values), *flags_repr(self)])})"
+        name = "Choice.constant" if len(self.values) == 1 and self._copied else "Choice"
+        return f"{name}({', '.join([*map(repr, self.values), *flags_repr(self)])})"
 
 
 def _copy(value: Any) -> Any:

@@ -357,10 +357,11 @@ class Space:
         bound = condition.mapped(check)
         for parent in dict.fromkeys(bound.parents):
             own = [atom for atom in bound.atoms if atom.name == parent]
-            if len(own) > 1 and not _possible(self._domains[parent], own):
-                raise SpaceError(
-                    f"{here}, which never holds: the tests on {parent!r} exclude each other. Drop one."
-                )
+            if not _possible(self._domains[parent], own):
+                why = f"the tests on {parent!r} exclude each other. Drop one."
+                if len(own) == 1:
+                    why = f"{parent!r} is {self._domains[parent]!r}. Give a bound between two of its values."
+                raise SpaceError(f"{here}, which never holds: {why}")
         return bound
 
     def _sorted(self) -> tuple[str, ...]:
@@ -436,9 +437,10 @@ def _check_entry(name: Any, domain: Any) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise SpaceError(f"Domain name {name!r} is not an identifier. Use letters, digits and underscores.")
     if not isinstance(domain, Domain):
-        raise SpaceError(
-            f"{name}={domain!r} is not a domain. Use Float, Int or Choice; Choice({domain!r}) is a constant."
-        )
+        one = f"Choice({domain!r}) is a constant."
+        if isinstance(domain, list | tuple):
+            one = f"Choice({', '.join(map(repr, domain))}) is one of these."
+        raise SpaceError(f"{name}={domain!r} is not a domain. Use Float, Int or Choice; {one}")
 
 
 def _width(domain: Domain, one_hot: bool) -> int:
@@ -479,5 +481,6 @@ def _domain_from_json(data: Mapping[str, Any]) -> Domain:
         case "int":
             return Int(data["low"], data["high"], log=data.get("log", False), step=data.get("step"), **flags)
         case "choice":
-            return Choice(*data["values"], **flags)
+            values = data["values"]
+            return Choice.constant(values[0], **flags) if len(values) == 1 else Choice(*values, **flags)
     raise SpaceError(f"{data['kind']!r} is not a domain this version knows. Update Penstock.")

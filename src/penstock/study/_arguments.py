@@ -13,10 +13,10 @@ from penstock.core import PlanPass
 from penstock.core.errors import InvalidInput
 from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Local
-from penstock.goal import Budget, Goal
+from penstock.goal import METERED, Budget, Goal
 from penstock.plan import Fluid
 from penstock.sample import TPE, Bayes, Grid, Sampler
-from penstock.schedule import SM2, Full, Scheduler, StopRule
+from penstock.schedule import ASHA, SM2, Full, Hyperband, Scheduler, StopRule
 from penstock.schedule._sm2_work import explores
 from penstock.space import Space
 from penstock.study._defaults import default_scheduler
@@ -135,8 +135,16 @@ def check_energy(budget: Budget, meter: bool, price_per_kwh: Any, currency: Any)
         )
 
 
-def check_goal(goal: Goal, *, meter: bool) -> None:
-    """Refuse a goal that nobody would measure."""
+def check_goal(goal: Goal, work: Any, *, meter: bool) -> None:
+    """Refuse a goal that nobody would measure or report."""
+    if isinstance(work, Task):
+        reported = ["loss", "train_loss", *work.metrics]
+        for objective in goal.objectives:
+            if objective.metric not in (*reported, *METERED):
+                raise InvalidInput(
+                    f"The goal names the metric {objective.metric!r}; the task reports {', '.join(reported)}. Add "
+                    "it to the task's metrics, or name one of them."
+                )
     if not meter and any(objective.metric == "energy_j" for objective in goal.objectives):
         raise InvalidInput(
             "The goal has energy_j in it, which the meter gives: drop meter=False, or the objective."
@@ -194,7 +202,11 @@ def check_type(name: str, value: Any, kind: type, default: Any) -> Any:
             f"{name} takes an object, got the class {value.__name__}: write {value.__name__}(...)."
         )
     if not isinstance(value, kind):
-        raise InvalidInput(f"{name} takes a {kind.__name__}, got {value!r}.")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        wrap = ""
+        if kind is Sampler and type(value).__module__.startswith("optuna."):
+            wrap = f" Wrap Optuna's own: pk.OptunaSampler({type(value).__name__}(...))."
+        raise InvalidInput(f"{name} takes {article} {kind.__name__}, got {value!r}.{wrap}")
     return value
 
 
@@ -224,10 +236,12 @@ def compose(
         sampler = TPE()
     if isinstance(sampler, Bayes) and goal is not None:
         sampler = sampler.toward(goal)
-    endless = isinstance(scheduler, Full) and scheduler.trials is None and not sampler.ends
-    if endless and budget == Budget():
+    count = "iterations" if isinstance(scheduler, Hyperband) else "trials"
+    endless = isinstance(scheduler, Full | ASHA | Hyperband) and getattr(scheduler, count) is None
+    if endless and not sampler.ends and budget == Budget():
         raise InvalidInput(
-            "This study has no end: give Full(trials=...) or budget=Budget(trials=...), (time_s=...) or the like."
+            f"This study has no end: give {type(scheduler).__name__}({count}=...) or budget=Budget(trials=...), "
+            "(time_s=...) or the like."
         )
     # Of its own: an object given to two studies is started by neither of them.
     return copy.copy(scheduler), copy.copy(sampler)

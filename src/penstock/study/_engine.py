@@ -205,6 +205,8 @@ class Engine:
             case Started():
                 self.running[event.trial] = self.state.trials[event.trial].segment
                 self._member_of[event.trial] = event.fused
+                if event.trial in self._doomed:  # before it was interrupted
+                    self._stops.append((event.trial, self._doomed[event.trial]))
                 if event.fused:
                     self._groups[event.fused] = event.shares
             case Ended():
@@ -230,7 +232,7 @@ class Engine:
             reason = rule.observe(event.trial, event.epoch, event.metrics)
             if reason is not None:
                 self._stops.append((event.trial, reason))
-                self._doomed[event.trial] = reason
+                self._doomed.setdefault(event.trial, reason)
                 return
 
     def _ended(self, event: Ended) -> None:
@@ -248,8 +250,8 @@ class Engine:
             again = self._placement(segment or record.segment, event.time_s, record.attempts)
             self.queue.appendleft(again)
             return
-        failed = event.status is TrialStatus.FAILED
-        values = None if failed else self.values(record)
+        unfit = event.status is TrialStatus.FAILED or self._violates(record)
+        values = None if unfit else self.values(record)
         begun = (segment or record.segment).start
         drawn = [r.energy for r in record.reports if r.epoch > begun and r.energy is not None]
         self.setup.scheduler.ended(
@@ -259,6 +261,13 @@ class Engine:
         if self._learns:
             self._tell(record, final=event.status is not TrialStatus.PAUSED)
         self._hear_drops()
+
+    def _violates(self, record: TrialRecord) -> bool:
+        """Whether a trial was measured to violate a limit: it can't be the best, so others are to go on."""
+        gate = getattr(self.setup.sampler, "gate", None)
+        if gate is None or not self.state.fit or (self.setup.twins and not record.is_target):
+            return False
+        return bool(gate.violated(measured(record)))
 
     def _tell(self, record: TrialRecord, *, final: bool) -> None:
         if self._learns:
@@ -604,7 +613,9 @@ class Engine:
         trials: list[Trial] = []
         while len(trials) < n and self._replayed and self._replayed[0].parent is None:
             trials.append(self._replayed.popleft())
-        self.setup.sampler.skip([t.config for t in trials], [t.id for t in trials])
+        space = self.setup.space  # a scheduler may have added to what was proposed: SM2 its batch sizes
+        proposed = [{name: value for name, value in t.config.items() if name in space} for t in trials]
+        self.setup.sampler.skip(proposed, [t.id for t in trials])
         self._next_trial += len(trials)
         self._proposed += len(trials)
         return trials
@@ -625,7 +636,6 @@ class Engine:
             else:
                 self.apply(event)
         self._stops.clear()
-        self._doomed.clear()
         self._groups.clear()
         self._member_of.clear()
         self.running.clear()

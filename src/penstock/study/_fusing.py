@@ -155,7 +155,11 @@ class Fuser:
             each = min(each, math.ceil(self._left / self._slots))
         room = units * max(1, each)
         if self._learns:
-            room = min(room, max(_LEARNER_LEAST, (expected or 0) // _LEARNER_PART) - running)
+            # Before it is known whether fusion pays no more than are drawn at random anyway: where it does not, they
+            # train one after another, and nothing is learned from, nor promoted, until they have.
+            unknown = self._fixed is None and not self._choices
+            part = 0 if unknown else (expected or 0) // _LEARNER_PART
+            room = min(room, max(_LEARNER_LEAST, part) - running)
         else:
             room *= max(1, min(_KINDS, len(self._seen)))
         return max(units, room)

@@ -34,7 +34,7 @@ from penstock.core import (
     total,
 )
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.state import DREW, ONCE, PROBED, REFUSED
+from penstock.core.state import DREW, FIT, ONCE, PROBED, REFUSED
 from penstock.energy import co2, money
 from penstock.execute import Launch
 from penstock.goal import Budget, Spent
@@ -110,7 +110,7 @@ class Session:
         An error closes it, too: first what came of the trials is written, then the error is raised.
         """
         engine = self._engine
-        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid(), {ONCE: True}))
+        self._take(SessionOpened(self._now(), socket.gethostname(), os.getpid(), {ONCE: True, FIT: True}))
         for note in notes:
             self._take(note)
         self._write(everything=True)

@@ -82,6 +82,7 @@ from penstock.study._transfer import (
     held_values,
     inspect_twin,
     middle,
+    part_of,
     quality_objective,
     quality_of,
     targets_apart,
@@ -137,8 +138,8 @@ class Study:
             what would be saved. Trials then have their devices to themselves. Without such GPUs, or without the
             permission, it is said once and the study goes on.
         limits: Bounds such as ``power_w <= 90`` and ``memory_bytes <= "1.25GB"``. No trial that is predicted to violate
-            one starts, whatever the sampler; one that is measured to is noted, is never the best, and teaches the
-            predictors.
+            one starts, whatever the sampler; one that is measured to is noted, is neither promoted nor the best, and
+            teaches the predictors.
         predictors: Of the limits' quantities, from ``Profile(task, space).collect()``; or the device model whose
             profile is in the store; default: the one profile of this work that is in the store, if there is one. What
             nobody can predict is learned from what trials report.
@@ -213,6 +214,9 @@ class Study:
             held = held_values(self.space, self.work, self.surrogate.held)
             if self._first is not None:
                 self._first = [{k: v for k, v in first.items() if k not in held} for first in self._first]
+        if self._first is not None:  # else the study would be in the store, with a mistake in it that stays
+            tuned = part_of(self.space, [name for name in self.space.names if name not in held])
+            WarmStart(self._first, then=self.sampler).check(tuned if held else self.space)
         if self._first is not None and (self.surrogate is not None or not self._unbound):
             self.sampler = WarmStart(self._first, then=self.sampler)
             self._first = None  # others are bound with the limits, when the store is there
@@ -250,7 +254,7 @@ class Study:
         self.price_per_kwh, self.currency = price_per_kwh, currency
         self._grid = grid(region, g_per_kwh=g_per_kwh)
         check_energy(self.budget, self.meter, price_per_kwh, currency)
-        check_goal(self.goal, meter=self.meter)
+        check_goal(self.goal, self.work, meter=self.meter)
         check_width(self.planner, self.executor)
         check_command(self.work, self.scheduler)
         self.power_limits = check_limits(power_limits, self.executor, meter=self.meter)

@@ -138,6 +138,11 @@ class Held(Sampler):
         self._asked: list[Config] = []
         self._own: set[int] = set()
 
+    @property
+    def ends(self) -> bool:
+        """If the sampler of what transfers does."""
+        return self.then.ends
+
     def start(self, space: Space, *, objectives: int, seed: int) -> None:
         """Begin."""
         names = [name for name in space.names if name not in self.held]
@@ -212,6 +217,7 @@ class Transfer(Scheduler):
         self.settles = (
             True  # among equals who was proposed first goes first, and who was replaced in vain starts again
         )
+        self.follows = True  # a configuration that is changed while it trains is transferred as it became
         self.inner = copy.copy(inner)
         self.shrink = shrink
         self.held = dict(held or {})
@@ -258,15 +264,25 @@ class Transfer(Scheduler):
 
         def derive(config: Config, parent: int) -> Trial:
             assert rules.derive is not None
-            trial = rules.derive(config, parent)
+            trial = rules.derive(self._whole(config), parent)
             self._configs[trial.id] = trial.config
             return trial
+
+        def allows(config: Config) -> bool:
+            assert rules.allows is not None
+            return rules.allows(self._whole(config))
 
         space = rules.space
         if isinstance(space, Space) and self.held:
             space = part_of(space, [name for name in space.names if name not in self.held])
         self.inner.start(
-            replace(rules, propose=propose, derive=None if rules.derive is None else derive, space=space)
+            replace(
+                rules,
+                propose=propose,
+                derive=None if rules.derive is None else derive,
+                allows=None if rules.allows is None else allows,
+                space=space,
+            )
         )
 
     def next(self, want: int) -> TrialGroup | None:
@@ -276,6 +292,7 @@ class Transfer(Scheduler):
         if not self._shut:
             group = self.inner.next(want)
             if group is not None:
+                group = self._followed(group)
                 self._segments += len(group.segments)
                 self._alive.update(segment.trial.id for segment in group.segments)
                 return group
@@ -285,6 +302,26 @@ class Transfer(Scheduler):
         if start is not None:
             return self._transfer(start)
         return self._second_stage(want)
+
+    def _followed(self, group: TrialGroup) -> TrialGroup:
+        """A group of the inner scheduler: PBT changes configurations as they train, and does not know what is held."""
+        if not getattr(self, "follows", False):  # one of an earlier release
+            return group
+        segments = []
+        for segment in group.segments:
+            trial = segment.trial
+            if trial.config != self._configs.get(trial.id):
+                config = self._configs[trial.id] = self._whole(trial.config)
+                segment = replace(segment, trial=replace(trial, config=config))
+            segments.append(segment)
+        return replace(group, segments=tuple(segments))
+
+    def _whole(self, config: Config) -> Config:
+        """A configuration of what transfers with what is held, where that is active in it."""
+        space = None if self._rules is None else self._rules.space
+        if not self.held or not isinstance(space, Space) or not getattr(self, "follows", False):
+            return config
+        return held_in(space, config, self.held)
 
     def ended(self, outcome: Outcome) -> None:
         """A surrogate or a target trial's segment is over."""
@@ -687,6 +724,7 @@ __all__ = [
     "held_values",
     "inspect_twin",
     "middle",
+    "part_of",
     "quality_objective",
     "quality_of",
     "targets_apart",

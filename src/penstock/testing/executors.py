@@ -36,7 +36,7 @@ from penstock.core.errors import InvalidInput
 from penstock.execute import Executor, Job, Launch
 from penstock.train import Run
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 """Wall time after which a drive that hangs is given up."""
 
 

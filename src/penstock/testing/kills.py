@@ -33,7 +33,7 @@ from penstock.core.errors import InvalidInput, PenstockError, StoreError
 KINDS = ("full", "halving", "hyperband")
 GIVE_UP_S = 120.0
 """Silence of a driver after which it counts as hanging."""
-GONE_S = 20.0
+GONE_S = 60.0
 """Time in which a killed driver's workers must be gone, and its power limits be restored."""
 _WORKER_KILLS_PER_TRIAL = 2  # a trial whose worker dies more than three times is given up, and rightly
 

@@ -213,10 +213,15 @@ class EnergyLoader(Generic[T]):
         """Epoch numbers from 0, until the last one, the target or the cost threshold.
 
         Raises:
-            InvalidInput: ``epochs`` was not given.
+            InvalidInput: ``epochs`` was not given, or this loader's training has ended.
         """
         if self._epochs is None:
             raise InvalidInput("EnergyLoader(epochs=...) says how many epochs() may go; it was not given.")
+        if self._closed:
+            raise InvalidInput(
+                "This EnergyLoader's training has ended: its power limits are restored and nothing is metered any "
+                "more. Make a new EnergyLoader for another training."
+            )
         self._start()
         try:
             for epoch in range(self._epochs):

@@ -71,7 +71,7 @@ def flatten(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]
             return lambda rows: as_type(item(rows) for item in items)
         if hasattr(node, "__array__") or isinstance(node, int | float | bool):
             at = len(leaves)
-            leaves.append(torch.as_tensor(node))
+            leaves.append(_tensor(node))
             return lambda rows: rows[at]
         if node is None:
             return lambda rows: None
@@ -84,6 +84,20 @@ def flatten(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]
         )
 
     return leaves, walk(tree)
+
+
+def _tensor(node: Any) -> Tensor:
+    if isinstance(node, int | float):
+        return torch.as_tensor(node)
+    import numpy
+
+    # torch would read a table by its columns.
+    array = node if isinstance(node, numpy.ndarray) else numpy.array(node)
+    if array.dtype.kind not in "biufc":
+        raise InvalidInput(
+            f"Data must be numbers, got a {type(node).__name__} of {array.dtype}: encode words and dates first."
+        )
+    return torch.as_tensor(array)
 
 
 class Source(ABC):
@@ -156,7 +170,7 @@ class Preloaded(Source):
 
     def __init__(self, tree: Batch, device: torch.device) -> None:
         leaves, self.rebuild = flatten(tree)
-        self.n = _length(leaves)
+        self.n = length(leaves)
         self.pair = isinstance(tree[0], Tensor) and isinstance(tree[1], Tensor)
         self.leaves = [leaf.detach().to(device).contiguous() for leaf in leaves]
         self.device = device
@@ -225,7 +239,7 @@ class Streamed(Source):
         else:
             leaves, self.rebuild = flatten(data)
             self._leaves = leaves
-            self.n = _length(leaves)
+            self.n = length(leaves)
             self._row_bytes = max(1, sum(leaf.nbytes for leaf in leaves) // max(1, self.n))
             self.pair = isinstance(data[0], Tensor) and isinstance(data[1], Tensor)
         self.nbytes = self._row_bytes * self.n
@@ -288,12 +302,20 @@ def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:
     return tuple(views(rows, size))
 
 
-def _length(leaves: Sequence[Tensor]) -> int:
+def length(leaves: Sequence[Tensor]) -> int:
+    """How many samples there are: every tensor's rows.
+
+    Raises:
+        InvalidInput: They differ, or there are none.
+    """
     if not leaves:
         raise InvalidInput("The data holds no tensor. Give (inputs, targets) with one row per sample.")
     lengths = [leaf.shape[0] if leaf.dim() else -1 for leaf in leaves]
     if min(lengths) < 0:
-        raise InvalidInput("The data holds a scalar where a tensor with one row per sample is needed.")
+        raise InvalidInput(
+            "The data holds a scalar where a tensor with one row per sample is needed. Make a tensor of a list of "
+            "numbers: torch.tensor(numbers)."
+        )
     if len(set(lengths)) > 1:
         raise InvalidInput(
             f"Inputs and targets must have one row per sample, got {' and '.join(map(str, lengths))} rows."

@@ -47,14 +47,15 @@ class Data:
         """Hold out a random part ``val`` (0..1) of the samples, chosen by ``seed``.
 
         Raises:
-            InvalidInput: ``val`` leaves one of the two parts without samples.
+            InvalidInput: ``val`` leaves one of the two parts without samples, or inputs and targets are not of the
+                same samples.
         """
         import torch
 
-        from penstock.train._loader import derive, flatten
+        from penstock.train._loader import derive, flatten, length
 
         leaves, rebuild = flatten((inputs, targets))
-        n = len(leaves[0])
+        n = length(leaves)
         held = round(n * val)
         if not 0 < held < n:
             raise InvalidInput(
@@ -595,9 +596,10 @@ def _as_data(given: Any) -> Data:
 
     if isinstance(given, torch.utils.data.DataLoader):
         flatten(given)
+    unsized = " without a length (__len__)" if isinstance(given, torch.utils.data.Dataset) else ""
     raise InvalidInput(
         f"data must be a pk.Data, (inputs, targets), a map-style Dataset or a function that returns one, "
-        f"got a {type(given).__name__}."
+        f"got a {type(given).__name__}{unsized}."
     )
 
 

@@ -35,11 +35,10 @@ def trial(folded: Folded, number: int) -> dict[str, Any]:
         epochs, values = curve(record, name)
         at = thinned(values, POINTS)
         curves[name] = {"epoch": [epochs[i] for i in at], "value": [values[i] for i in at]}
-    metered = [report for report in record.reports if report.energy is not None]
-    if metered:
-        joules = [report.energy.joules for report in metered if report.energy is not None]
-        at = thinned(joules, POINTS)
-        curves["energy_j"] = {"epoch": [metered[i].epoch for i in at], "value": [joules[i] for i in at]}
+    joules = [(r.epoch, r.energy.joules / epochs) for r, epochs in record.spans() if r.energy is not None]
+    if joules:
+        at = thinned([value for _, value in joules], POINTS)
+        curves["energy_j"] = {"epoch": [joules[i][0] for i in at], "value": [joules[i][1] for i in at]}
     predicted = predictions(folded).get(number, {})
     cleaned: dict[str, Any] = clean(
         {
