@@ -420,3 +420,11 @@ def test_a_mistake_in_a_warm_start_leaves_no_study_in_the_store(tmp_path):
         study(warm_start={"lr": 5}, limits=[pk.params <= 5])
     done = study(warm_start=[{"lr": 0.1}], name="mine", store=path, scheduler=pk.Full(trials=2)).run()
     assert done.trials[0].config == {"lr": 0.1}
+
+
+def test_a_quiet_run_is_asked_for_as_on_the_command_line(capsys):
+    done = study(executor=pk.Simulated(2), budget=pk.Budget(trials=2), store=False).run(view="quiet")
+    assert [record.epoch for record in done.trials] == [3, 3]
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(InvalidInput, match="\"quiet\" or a View, such as a logger; got 'loud'"):
+        study(executor=pk.Simulated(2), budget=pk.Budget(trials=2), store=False).run(view="loud")

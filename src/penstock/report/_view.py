@@ -281,14 +281,16 @@ def open_view(view: str | View | None, jsonl: str | Path | None = None) -> View:
         _check_target(jsonl)
     if isinstance(view, View):
         shown: View = view
-    elif view is None:
+    elif view is None or view == "quiet":
         shown = QuietView()
     elif view == "lines" or (view == "auto" and not sys.stderr.isatty()):
         shown = LineView()
     elif view in ("live", "auto"):
         shown = LiveView()
     else:
-        raise InvalidInput(f'view takes "live", "lines", "auto" or None, got {view!r}.')
+        raise InvalidInput(
+            f'view takes "live", "lines", "auto", "quiet" or a View, such as a logger; got {view!r}.'
+        )
     return shown if jsonl is None else _Several((shown, JsonlView(jsonl)))
 
 

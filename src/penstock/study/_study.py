@@ -369,7 +369,8 @@ class Study:
         Either way ``Study.load(...).run()`` goes on later.
 
         Args:
-            view: ``"live"``, ``"lines"``, ``"auto"`` (live on a terminal, lines elsewhere), or None: quiet.
+            view: ``"live"``, ``"lines"``, ``"auto"`` (live on a terminal, lines elsewhere), ``"quiet"`` or
+                None, or a View such as a logger.
             jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
         """
         # They may be others by now.
