@@ -144,7 +144,7 @@ def keep(rows: list[dict[str, object]], arguments: argparse.Namespace) -> None:
         kept = [r for r in before["rows"] if (r["condition"], r["devices"], r["algorithm"]) not in mine]
         rows = [*kept, *rows]
     facts["seeds"] = min(row["makespan"]["repeats"] for row in rows)  # type: ignore[index]  # each row tells its own
-    command = f"python {sys.argv[0]} --data FOLDER"
+    command = f"python {sys.argv[0]} --data FOLDER --seeds {facts['seeds']}"
     save(arguments.name, command, {"arguments": facts, "rows": rows}, ["optuna"])
 
 
