@@ -164,7 +164,6 @@ CHOSEN = "chosen"
 """The topic of notes that say which ``trials`` of the narrow twin have the configurations that count in the end."""
 ONCE = "once"
 """In the first session's note: trials are compared by what their epochs take once, however often they were run."""
-
 FIT = "fit"
 """In the first session's note: trials that were measured to violate a limit are not promoted."""
 DREW = "drew"

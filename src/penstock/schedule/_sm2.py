@@ -260,9 +260,7 @@ class SM2(Scheduler):
         self._live += opened
         if opened:
             self._explore(opened)
-        if (
-            len(opened) < len(sizes) or not sizes
-        ):  # the sampler, or the study's budget of trials, is exhausted
+        if len(opened) < len(sizes) or not sizes:  # no more trials are proposed, or no size is left that fits
             self._unopened = []
             if not self._live:
                 self._over = True

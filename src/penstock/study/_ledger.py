@@ -52,9 +52,7 @@ class _Seat:
     placement: Placement
     epochs: dict[int, int]  # by trial, the last reported one
     change: tuple[Placement, tuple[Share, ...]] | None = None  # as it will be, and the shares it gives up
-    later: Resize | None = (
-        None  # a change its executor is not told of before the epoch at whose end it comes,
-    )
+    later: Resize | None = None  # its executor is not told of it before the epoch at whose end it comes,
     claims: tuple[Share, ...] = ()  # and what is kept free for that
     seated: bool = False  # it has started: it slows others down
     fused: bool = False
