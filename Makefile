@@ -57,26 +57,8 @@ bench-rehearsal: $(VENV)/.bench ## Every benchmark at a tiny size, in some twent
 results: $(VENV)/.dev ## Make docs/results.md and the tables of README.md and docs/flagship.md from benchmarks/results
 	$(BIN)/python -m benchmarks.report
 
-bench-zeus: $(VENV)/.bench ## Recurring jobs replayed from the Zeus traces (PENSTOCK_DATA names their folder)
-	$(BIN)/python -m benchmarks.papers.zeus.replay
-
-bench-hyperpower: $(VENV)/.bench ## Predictors and searches under limits (PENSTOCK_DATA names the data's folder)
-	$(BIN)/python benchmarks/papers/hyperpower/predictors.py --save $(if $(PENSTOCK_DATA),--data $(PENSTOCK_DATA)/ecnas)
-	$(if $(PENSTOCK_DATA),$(BIN)/python benchmarks/papers/hyperpower/divergence.py --save --data $(PENSTOCK_DATA)/taskset)
-	$(BIN)/python benchmarks/papers/hyperpower/suggest.py --save
-	$(BIN)/python benchmarks/papers/hyperpower/fixed_time.py --save
-	$(BIN)/python benchmarks/papers/hyperpower/search.py --seeds 10 --peers --save
-
-bench-loop: $(VENV)/.bench ## The training loop against one by hand, the loader against DataLoader
-	$(BIN)/python -m benchmarks.loop
-
-bench-sm2: $(VENV)/.bench ## SM2's three scenarios and its learning rates against a full grid
-	$(BIN)/python -m benchmarks.papers.sm2.scenarios --wide --exhaustive
-	$(BIN)/python -m benchmarks.papers.sm2.lr_cases
-	$(BIN)/python -m benchmarks.papers.sm2.lr_cases --fresh
-
-bench-%: $(VENV)/.bench ## Run one benchmark, e.g. bench-throughput; results land in benchmarks/results
-	$(BIN)/python benchmarks/$*.py
+bench-%: $(VENV)/.bench ## Run one benchmark of benchmarks/all.py, e.g. bench-throughput, or all of a paper, e.g. bench-hydro (PENSTOCK_DATA names the data's folder)
+	$(BIN)/python -m benchmarks.all --only $*
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

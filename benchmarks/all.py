@@ -1,11 +1,12 @@
 """Run every benchmark, one after another, and make the pages of results from what they write.
 
-Run with: python -m benchmarks.all [--list] [--only NAME ...] [--long] (make bench, make bench LONG=1)
+Run with: python -m benchmarks.all [--list] [--only NAME ...] [--long] (make bench, make bench LONG=1, make bench-NAME)
           python -m benchmarks.all --rehearse [--only NAME ...] (make bench-rehearsal)
 
 This is the one list of benchmarks, and every file of benchmarks/results is one that an entry here writes. Those marked
 long take more than half an hour each and run with ``--long``; those that need public data run where the variable
 PENSTOCK_DATA names its folder. What is skipped is told at the beginning and at the end, what has failed at the end.
+A NAME that none has stands for all that begin with it: ``make bench-hydro`` runs all of Hydro's.
 
 A rehearsal runs all of them, the long ones too, each by its own code at a tiny size and into a folder of its own, and
 sees that each writes what it says and that the pages can be made of it. Its figures mean nothing and are thrown away.
@@ -349,14 +350,28 @@ def rehearse(wanted: Sequence[Benchmark]) -> list[str]:
     return wrong
 
 
+def chosen(names: Sequence[str]) -> list[Benchmark]:
+    """Those of these names; of a name that none has, all that begin with it."""
+    known = {b.name for b in BENCHMARKS}
+    begin = tuple(f"{name}_" for name in names if name not in known)
+    return [b for b in BENCHMARKS if b.name in names or (begin and b.name.startswith(begin))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--long", action="store_true", help="also those of more than half an hour")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[b.name for b in BENCHMARKS])
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", default=[], help="these alone; hydro: all of hydro_*"
+    )
     parser.add_argument("--rehearse", action="store_true", help="all at a tiny size; no results are kept")
     given = parser.parse_args()
-    wanted = [b for b in BENCHMARKS if not given.only or b.name in given.only]
+    unknown = [name for name in given.only if not chosen([name])]
+    if unknown:
+        parser.error(
+            f"there is no benchmark {', '.join(unknown)}; choose from {', '.join(b.name for b in BENCHMARKS)}"
+        )
+    wanted = chosen(given.only) if given.only else list(BENCHMARKS)
     if given.list:
         for each in wanted:
             needs = f"PENSTOCK_DATA/{each.data}" if each.data else ""

@@ -303,3 +303,17 @@ def test_a_rehearsal_keeps_results_apart_and_tells_what_does_not_write_what_it_s
     assert every.contents(ROOT / "benchmarks" / "results") == before
     monkeypatch.setattr(sys, "argv", ["all", "--rehearse", "--only", "right", "both"])
     assert every.main() == 0
+
+
+def test_one_benchmark_is_run_by_its_name_and_those_of_a_paper_by_what_their_names_begin_with(tools):
+    _, every = tools
+    assert [each.name for each in every.chosen(["hydro_study_transformer"])] == ["hydro_study_transformer"]
+    assert [each.name for each in every.chosen(["throughput", "defaults"])] == [
+        "throughput",
+        "defaults_digits",
+        "defaults_characters",
+        "defaults_fashion",
+    ]
+    assert not every.chosen(["hydr"])
+    written = {name for each in every.chosen(["hydro"]) for name in each.writes}
+    assert written == {path.stem for path in every.RESULTS.glob("hydro_*.json")}
