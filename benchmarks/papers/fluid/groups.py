@@ -2,7 +2,8 @@
 """One TrialGroup on 4 to 1000 simulated devices: against FIFO, against the paper's heuristics, against a lower bound.
 
 Fluid, sections 6.3 and 6.4: group sizes, runtime variance (6.4.1), packing overhead (6.4.2), scaling overhead (6.4.3),
-and the time that planning takes. Needs no data.
+and the time that planning takes. Trials save a checkpoint in every epoch, so that the planner may let them pause.
+Needs no data.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def sizes(seeds: int, quick: bool) -> list[dict[str, object]]:
                     for seed in range(few):
                         times = runtimes(kind, count, seed)
                         default = run_group((fifo(),), times, devices=devices, truth=overhead).makespan_s
-                        ours = run_group(planner(overhead), times, devices=devices, truth=overhead).makespan_s
+                        ours = run_group(
+                            planner(overhead), times, devices=devices, truth=overhead, pausable=True
+                        ).makespan_s
                         published = run_group(
                             planner(overhead, paper=True), times, devices=devices, truth=overhead
                         ).makespan_s
@@ -145,7 +148,13 @@ def variance(seeds: int) -> list[dict[str, object]]:
                     times = [100 * rng.lognormvariate(0, sigma) for _ in range(count)]
                     guesses = [t * rng.lognormvariate(0, wrong) for t in times]
                     ours = run_group(
-                        planner(overhead), times, devices=8, truth=overhead, expected_s=guesses, error=wrong
+                        planner(overhead),
+                        times,
+                        devices=8,
+                        truth=overhead,
+                        expected_s=guesses,
+                        error=wrong,
+                        pausable=True,
                     )
                     default = run_group((fifo(),), times, devices=8, truth=overhead)
                     gains.append(default.makespan_s / ours.makespan_s)
@@ -166,7 +175,7 @@ def packing(seeds: int) -> list[dict[str, object]]:
                 c, alpha = fit_sharing({1: [1.0], 2: [slowdown] * 2})
                 truth = Overhead(alpha, 1.05, c, 1, 3.0)
                 times = runtimes(kind, 27, seed)
-                ours = run_group(planner(truth), times, devices=8, truth=truth).makespan_s
+                ours = run_group(planner(truth), times, devices=8, truth=truth, pausable=True).makespan_s
                 gains.append(run_group((fifo(),), times, devices=8, truth=truth).makespan_s / ours)
             rows.append({"packing_overhead": factor, "kind": kind, "against_fifo": spread(gains)})
     return rows
@@ -179,7 +188,9 @@ def scaling() -> list[dict[str, object]]:
         for devices in (4, 8, 16):
             truth = Overhead(1.0, beta, 1, 16, 3.0)
             times = [100.0] * 3
-            tally = run_group(planner(truth), times, devices=devices, truth=truth.within_bounds())
+            tally = run_group(
+                planner(truth), times, devices=devices, truth=truth.within_bounds(), pausable=True
+            )
             default = run_group((fifo(),), times, devices=devices, truth=truth)
             rows.append(
                 {"beta": beta, "devices": devices, "against_fifo": default.makespan_s / tally.makespan_s}

@@ -16,15 +16,18 @@ class Turn:
 
     Attributes:
         trial: Its number.
-        width: The devices it begins on.
+        width: The devices it begins on; less than 1: a part of one.
         epochs: After so many of its epochs it narrows; 0: it never does.
-        kept: The devices it goes on with; less than 1: a part of one, which others then share.
+        kept: The devices it goes on with; less than 1: a part of one, which others then share; 0: none, it waits for
+            its next turn.
+        start: The epochs it has behind it when the turn begins, if it has several turns.
     """
 
     trial: int
-    width: int = 1
+    width: float = 1
     epochs: int = 0
     kept: float = 1.0
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Placement:
         expected_error: How far off ``expected_s`` may be, relative (0.2 is +-20%).
         memory_bytes: The most memory it needs on a device; None: not known.
         max_devices: Over how many devices it can spread, and change that while it runs; 1: it can't.
+        pausable: Whether it can give all devices up at the end of any epoch, and go on from there later: it was seen to
+            save a checkpoint in every epoch.
         since_s: When it was queued, on the executor's clock: who waits long is not passed for ever.
         course: How its planner decided to go on with its group; "": nothing was decided. For planners alone.
         turns: Where that is an order in which its trials begin, those turns. For planners alone.
@@ -54,6 +59,7 @@ class Placement:
     expected_error: float = 0.0
     memory_bytes: int | None = None
     max_devices: int = 1
+    pausable: bool = False
     since_s: float = 0.0
     course: str = ""
     turns: tuple[Turn, ...] = ()
@@ -80,7 +86,7 @@ class Running:
     """A placement that runs.
 
     Attributes:
-        placement: With the shares it holds now; with a change of them under way, those it will hold.
+        placement: With the shares it holds now; with a change of them under way, those it will hold (none: it pauses).
         remaining_s: How long it would still take alone on one whole device; None: not known.
         rank: Its place among the study's trials by the goal, 0 being the best; None: not known yet.
         changing: A change of its shares was asked for and has not taken place yet.
@@ -102,7 +108,8 @@ class Resize:
 
     Attributes:
         placement: As it runs now, or as it is to be launched by the same plan.
-        shares: What it is to run on. With ``at_epoch``, no more devices than it has.
+        shares: What it is to run on. With ``at_epoch``, no more devices than it has. None at all: it pauses, and waits
+            again with what it has still to do (only who is ``pausable``).
         at_epoch: The epoch at whose end it changes; None: the one that runs now.
     """
 

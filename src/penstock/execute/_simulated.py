@@ -337,6 +337,7 @@ class Simulated(Executor):
         self._on: dict[str, int] = {}
         self._tenants: dict[str, dict[int, _Flight]] = {}  # with an overhead: who slows down whom
         self._exclusive: set[str] = set()
+        self._kept: set[int] = set()  # trials that paused in mid-segment
         self._listed: tuple[Free, ...] | None = None
 
     @property
@@ -394,6 +395,10 @@ class Simulated(Executor):
             ]
             flight = _Flight(launch, members, shares=launch.placement.shares)
             if self.overhead is not None:
+                if any(member.segment.trial.id in self._kept for member in members):
+                    flight.since_s = (
+                        now_s + self.overhead.epsilon_s
+                    )  # to go on after a pause is like a change
                 self._enter(flight, now_s)
             fused = () if len(members) == 1 else tuple(member.segment.trial.id for member in members)
             placement = launch.placement
@@ -681,6 +686,7 @@ class Simulated(Executor):
                 return
             if not at_end:
                 member.ended = Ended(now_s, trial, TrialStatus.PAUSED, epoch, reason, kept=True, energy=drawn)
+                self._kept.add(trial)
                 return
         if end is not None:
             member.ended = Ended(

@@ -18,6 +18,7 @@ from penstock.plan._relay import relay, take_turns, turns_of
 from penstock.plan._rollout import epoch_count
 from penstock.plan._rollout import makespan_s as rollout_s
 from penstock.plan._rows import row_widths
+from penstock.plan._wrap import wrap
 from penstock.predict import Overhead
 
 Widths: TypeAlias = Literal["lookahead", "waterfill"]
@@ -49,6 +50,8 @@ _LATER = 1.07  # of the least horizon, for those who come to others that run
 _ROWS = 3  # trials per device up to which rows of them on the same devices are played early
 _TURNS = 24  # how often turns are dealt out when a group begins, within half of what all others may take
 _SURE = 0.02  # how far off runtimes may be of which turns are made
+_RISK = 1.0  # times the error of guesses: how much sooner a group must end by pauses
+_ROUGH = 1.05  # of what is aimed at: so late an end of pauses is worth to be played through
 _TURN = 25  # microseconds for each trial and time
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
@@ -143,7 +146,13 @@ def _follow(allotment: Allotment, name: str, *, runtime: Runtime | None) -> tupl
     change = elastic(allotment.overhead, runtime=runtime, idle=idle, by_epochs=by_epochs)
     if rule not in ("rows", "relay"):
         return place, change
-    return place, lambda plan: plan if plan.waiting else change(plan)  # who waits has a row, or a turn
+
+    def grow(plan: Plan) -> Plan:
+        # Who waits has a row, or a turn, and so has who is going to pause.
+        comes = plan.waiting or any(not item.placement.shares for item in plan.running)
+        return plan if comes else change(plan)
+
+    return place, grow
 
 
 def _course(plan: Plan) -> str:
@@ -220,8 +229,13 @@ def _choose(
             best, best_s = name, ends_s
         if best_s <= goal_s * (1 + 1e-6):
             return best, ()
-    if best and not before and _takes_turns(plan, overhead, devices):
-        turns = _turns(plan, outlook, courses, overhead, devices, extra, min(best_s, within_s))
+    if best and not before:
+        best_s = min(best_s, within_s)
+        turns: tuple[Turn, ...] = ()
+        if _takes_turns(plan, overhead, devices):
+            best_s, turns = _turns(plan, outlook, courses, overhead, devices, extra, best_s)
+        if _may_pause(plan):
+            turns = _pauses(plan, outlook, courses, overhead, devices, best_s * (1 - _RISK * off)) or turns
         if turns:
             return "relay", turns
     return best or before, ()
@@ -235,9 +249,9 @@ def _turns(
     devices: int,
     budget: float,
     within_s: float,
-) -> tuple[Turn, ...]:
+) -> tuple[float, tuple[Turn, ...]]:
     """Turns that end a group first and sooner than this, on whole devices or with parts of some; the latter are played
-    through, as no one knows beforehand who exactly will share a device."""
+    through, as no one knows beforehand who exactly will share a device. And that end; without turns, ``within_s``."""
     count = len(plan.waiting)
     epochs = [epoch_count(item) for item in plan.waiting]
     trials = [item.segments[0].trial.id for item in plan.waiting]
@@ -263,24 +277,75 @@ def _turns(
             )
         if ends_s < within_s:
             within_s, best = ends_s, turns
-    return best
+    return within_s, best
+
+
+def _pauses(
+    plan: Plan,
+    outlook: Outlook,
+    courses: Mapping[str, tuple[PlanPass, PlanPass]],
+    overhead: Overhead,
+    devices: int,
+    within_s: float,
+) -> tuple[Turn, ...]:
+    """Turns of trials that pause, if a group so ends sooner than this; played through, as devices that fall idle near
+    the end are given to others."""
+    epochs = [epoch_count(item) for item in plan.waiting]
+    ends_s, found = wrap(
+        outlook.waiting_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s
+    )
+    if not found or not any(turn.start for turn in found):
+        return ()  # where nobody pauses, other courses do as well
+    begun = [item.segments[0] for item in plan.waiting]
+    turns = tuple(
+        replace(
+            turn,
+            trial=begun[turn.trial].trial.id,
+            start=begun[turn.trial].start + turn.start if turn.start else 0,
+        )
+        for turn in found
+    )
+    ends_s = rollout_s(
+        _with_turns(plan, turns),
+        courses["relay"],
+        overhead=overhead,
+        waiting_s=outlook.waiting_s,
+        running_s=(),
+        within_s=within_s,
+    )
+    return turns if ends_s < within_s else ()
+
+
+def _may_pause(plan: Plan) -> bool:
+    """Whether trials can be told beforehand to pause: all of a group, on devices that are idle and alike."""
+    return not plan.running and _alike(plan) and all(item.pausable for item in plan.waiting)
+
+
+def _alike(plan: Plan) -> bool:
+    """Whether devices are idle, of one kind, and have the memory for any trial alone; and nobody has to be alone."""
+    free = plan.free
+    if any(item.fraction < 1 - EPSILON for item in free) or len({item.device.kind for item in free}) > 1:
+        return False
+    return all(
+        not item.exclusive
+        and (item.memory_bytes is None or all(fits_alone(each.device, item.memory_bytes) for each in free))
+        for item in plan.waiting
+    )
 
 
 def _takes_turns(plan: Plan, overhead: Overhead, devices: int) -> bool:
     """Whether turns can be fixed beforehand: for trials that can spread, have a device each or gain nothing by
     sharing one, whose runtimes are sure, on devices that are all idle and alike to each of them."""
-    waiting, free = plan.waiting, plan.free
+    waiting = plan.waiting
     if plan.running or overhead.max_devices == 1 or (overhead.max_sharing > 1 and len(waiting) > devices):
         return False
-    if any(item.fraction < 1 - EPSILON for item in free) or len({item.device.kind for item in free}) > 1:
+    if not _alike(plan):
         return False
     # With several in a row, each begins late by what those before it were off.
     sure = _SURE if len(waiting) <= devices else _SURE / 2
     return all(
         item.expected_error <= sure  # who keeps to turns can't make good for wrong guesses
         and item.max_devices >= overhead.max_devices
-        and not item.exclusive
-        and (item.memory_bytes is None or all(fits_alone(each.device, item.memory_bytes) for each in free))
         for item in waiting
     )
 
@@ -429,6 +494,7 @@ def _rows(plan: Plan, outlook: Outlook, allotment: Allotment, devices: int, empt
     running = [
         (speed(float(len(item.placement.shares))), left_s)
         for item, left_s in zip(plan.running, outlook.running_s, strict=True)
+        if item.placement.shares
     ]
     found = row_widths(outlook.waiting_s, running, free=empty, devices=devices, overhead=allotment.overhead)
     return [float(width) for width in found]

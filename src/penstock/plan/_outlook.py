@@ -88,6 +88,8 @@ class Outlook:
         tenants = self.tenants(plan)
         for running, left_s in zip(plan.running, self.running_s, strict=True):
             shares = running.placement.shares
+            if not shares:
+                continue  # it pauses soon
             crowd = tenants[shares[0].device]
             speed = overhead.speed(len(shares)) if crowd == 1 else overhead.speed(1 / crowd)
             end_s = left_s / speed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.core import Placement, Plan, Resize, Running, Share, Turn
@@ -217,6 +217,13 @@ def _waves(
     return best_s, turns + [Turn(index, then, 0, float(then)) for index in range(first, trials)]
 
 
+def turn_of(turns: Iterable[Turn], placement: Placement) -> Turn | None:
+    """The turn of a placement, that runs or waits: of several, by the epochs it had behind it."""
+    segment = placement.segments[0]
+    mine = [turn for turn in turns if turn.trial == segment.trial.id and turn.start <= segment.start]
+    return max(mine, key=lambda turn: turn.start, default=None)
+
+
 def turns_of(plan: Plan) -> tuple[Turn, ...]:
     """What was decided for a group, as those of it tell that run or wait."""
     for item in plan.running:
@@ -231,32 +238,44 @@ def turns_of(plan: Plan) -> tuple[Turn, ...]:
 def take_turns(plan: Plan, turns: Sequence[Turn], overhead: Overhead) -> Plan:
     """Begin with those whose turn it is: in their order, as far as there are enough devices."""
     waiting = {placement.segments[0].trial.id: placement for placement in plan.waiting}
-    known = {turn.trial: turn for turn in turns}
-    ordered = [turn for turn in turns if turn.trial in waiting]
+    known: dict[int, list[Turn]] = {}
+    for turn in turns:
+        known.setdefault(turn.trial, []).append(turn)
+    # Whose next turn comes later than others' is passed over while it has not paused yet.
+    mine = {turn_of(known.get(trial, ()), placement) for trial, placement in waiting.items()}
+    ordered = [turn for turn in turns if turn in mine]
     # Who is not known comes last: one that has failed and begins again is, though.
     ordered += [Turn(trial) for trial in waiting if trial not in known]
     board = Board(plan)
     board.settle(plan.running, [0.0] * len(plan.running), lambda left_s: 1 << 30)
     # When those narrow who keep a part of a device, and which part.
     hosts = [
-        (_narrows_s(item, known[item.placement.segments[0].trial.id], overhead), item.placement.shares[0])
+        (_narrows_s(item, own, overhead), item.placement.shares[0])
         for item in plan.running
-        if item.placement.shares[0].fraction < 1 and item.placement.segments[0].trial.id in known
+        if item.placement.shares
+        and item.placement.shares[0].fraction < 1
+        and (own := turn_of(known.get(item.placement.segments[0].trial.id, ()), item.placement)) is not None
     ]
     placed: list[Placement] = []
     resized = list(plan.resized)
     for turn in ordered:
         placement = waiting[turn.trial]
-        width = min(turn.width, placement.max_devices)
-        names = board.take_whole(width, placement.memory_bytes)
-        if not names or (len(names) < width and (plan.running or placed)):
-            board.give_back(names)
-            break  # who comes after it would take its devices
-        shares = [Share(name) for name in names]
+        if turn.width < 1:
+            name = _part(board, turn.width, placement.memory_bytes)
+            if name is None:
+                break  # who comes after it would take its devices
+            names, shares = [name], [Share(name, turn.width)]
+        else:
+            width = int(min(turn.width, placement.max_devices))
+            names = board.take_whole(width, placement.memory_bytes)
+            if not names or (len(names) < width and (plan.running or placed)):
+                board.give_back(names)
+                break
+            shares = [Share(name) for name in names]
         kept = tuple(shares[: math.ceil(turn.kept)])
         segment = placement.segments[0]
         narrows = turn.epochs and len(names) > turn.kept and _goes_on(placement, turn.epochs)
-        if narrows and turn.kept < 1:
+        if narrows and 0 < turn.kept < 1:
             count = epoch_count(placement)
             from_s = overhead.runtime_s(placement.expected_s or 0.0, float(len(names))) * turn.epochs / count
             part = _place_with(hosts, board, turn.kept, from_s, placement)
@@ -282,6 +301,15 @@ def take_turns(plan: Plan, turns: Sequence[Turn], overhead: Overhead) -> Plan:
         placed=(*plan.placed, *placed),
         resized=tuple(resized),
     )
+
+
+def _part(board: Board, part: float, memory_bytes: int | None) -> str | None:
+    """A device of which such a part is free: rather one that is shared already than an empty one."""
+    limit = round(1 / part)
+    for name, tenancy in board.tenancies.items():
+        if tenancy.count and tenancy.bears(part, limit, memory_bytes):
+            return name
+    return next(iter(board.take_whole(1, memory_bytes)), None)
 
 
 def _place_with(

@@ -67,6 +67,14 @@ def epoch_count(placement: Placement) -> int:
     return max([s.until - s.start for s in placement.segments if s.until is not None], default=0)
 
 
+def left_of(placement: Placement, left_s: float, epoch_s: float) -> Placement:
+    """What a placement of one trial has still to do when it pauses at the end of an epoch."""
+    segment = placement.segments[0]
+    ahead = round(left_s / epoch_s) if epoch_s > 0 else 0
+    start = segment.start if segment.until is None else max(segment.start, segment.until - ahead)
+    return replace(placement, segments=(replace(segment, start=start),), shares=(), expected_s=left_s)
+
+
 def makespan_s(
     plan: Plan,
     passes: Sequence[PlanPass],
@@ -113,7 +121,8 @@ class _Game:
         self.wide = 0
         self.rates: dict[tuple[int, int], float] = {}
         self.overhead = overhead
-        self.alone_s: dict[int, float] = {}
+        self.paused: set[int] = set()
+        self.version = 0
         self.whole = {name: Free(device) for name, device in devices.items()}
         self.waiting = tuple(
             replace(placement, expected_s=alone_s)
@@ -148,7 +157,10 @@ class _Game:
                 job = self.jobs[trial]
                 job.settle(self.now_s)
                 if job.boundary_s == job.boundary_s and job.left_s > 1e-6 * (job.epoch_s or job.left_s):
-                    self._change(trial, job)
+                    if job.placement.shares:
+                        self._change(trial, job)
+                    else:
+                        self._pause(trial, job)
                 else:
                     self._end(trial, job)
                 next_s = self._next_s()
@@ -195,7 +207,9 @@ class _Game:
         for placement in plan.placed:
             trial = placement.segments[0].trial.id
             alone_s = placement.expected_s or 0.0
-            self.jobs[trial] = _Job(placement, alone_s, epoch_s(placement, alone_s), None, now_s)
+            job = self.jobs[trial] = _Job(placement, alone_s, epoch_s(placement, alone_s), None, now_s)
+            if trial in self.paused:
+                job.paused_s = now_s + self.overhead.epsilon_s
             self.wide += len(placement.shares) > 1
             for share in placement.shares:
                 self.held[share.device][trial] = share.fraction
@@ -235,7 +249,8 @@ class _Game:
 
     def _expect(self, trial: int, job: _Job) -> None:
         work_s = job.left_s if job.boundary_s != job.boundary_s else max(0.0, job.left_s - job.boundary_s)
-        job.version += 1
+        self.version += 1  # of all jobs: what a trial was expected to do before a pause is void, too
+        job.version = self.version
         heapq.heappush(self.events, (max(self.now_s, job.paused_s) + work_s / job.rate, trial, job.version))
 
     def _change(self, trial: int, job: _Job) -> None:
@@ -252,6 +267,11 @@ class _Game:
             self.used[share.device].add(trial)
             touched |= self.used[share.device]
         self._pace(touched)
+
+    def _pause(self, trial: int, job: _Job) -> None:
+        self._end(trial, job)
+        self.paused.add(trial)
+        self.waiting = (*self.waiting, left_of(job.placement, job.left_s, job.epoch_s))
 
     def _end(self, trial: int, job: _Job) -> None:
         self.wide -= len(job.placement.shares) > 1

@@ -30,6 +30,7 @@ from penstock.core import (
     Resize,
     Resized,
     Running,
+    Saved,
     Segment,
     Share,
     Started,
@@ -174,13 +175,16 @@ class Engine:
 
     def annotate(self, event: Event) -> Event:
         """Decide what only the engine can: whether a failure is retried, and a trial that moves was to end instead."""
-        if isinstance(event, Ended) and event.kept and event.trial in self._fates:
-            return replace(event, status=TrialStatus.STOPPED, reason=self._fates[event.trial], kept=False)
-        if isinstance(event, Ended) and event.status is TrialStatus.PAUSED and not event.kept:
+        if isinstance(event, Ended) and event.kept:
+            fate = self._fates.get(event.trial) or self._doomed.get(event.trial)
+            if fate is not None and event.status is TrialStatus.PAUSED:
+                return replace(event, status=TrialStatus.STOPPED, reason=fate, kept=False)
+            return event
+        if isinstance(event, Ended) and event.status is TrialStatus.PAUSED:
             # A rule spoke at the last report of the segment: the trial must not be promoted all the same.
             reason = self._doomed.get(event.trial)
             return event if reason is None else replace(event, status=TrialStatus.STOPPED, reason=reason)
-        if isinstance(event, Ended) and event.status is TrialStatus.FAILED and not event.kept:
+        if isinstance(event, Ended) and event.status is TrialStatus.FAILED:
             allowed = LOST_RETRIES if event.lost else self.setup.retries
             record = self.state.trials[event.trial]
             if record.attempts < allowed:
@@ -222,6 +226,8 @@ class Engine:
                 ledger.reported(event, self.state.trials[event.trial].config)
             case Started():
                 ledger.started(event, self.state.trials[event.trial].segment)
+            case Saved():
+                ledger.saved(event)
             case Resized():
                 ledger.resized(event)
             case Ended():
@@ -245,7 +251,11 @@ class Engine:
         if self._moves:
             self._arrived(event, segment or record.segment, record.attempts)
         if event.kept:
-            return  # unfinished: it goes on elsewhere, or is queued again at the next resume
+            # Unfinished: it waits for its next turn, goes on elsewhere, or is queued again at the next resume.
+            rest = None if self._ledger is None else self._ledger.take_paused(event.trial)
+            if rest is not None:
+                self.queue.append(rest)
+            return
         if event.retry:
             again = self._placement(segment or record.segment, event.time_s, record.attempts)
             self.queue.appendleft(again)
@@ -483,7 +493,7 @@ class Engine:
         return plan.placed
 
     def take_resizes(self) -> tuple[Resize, ...]:
-        """Running placements whose shares are to change at the end of the epoch; each is told once."""
+        """Running placements whose shares are to change at the end of the epoch, or that are to pause then."""
         resizes, self._resizes = self._resizes, ()
         return resizes if self._ledger is None else (*resizes, *self._ledger.take_due())
 

@@ -16,6 +16,7 @@ from penstock.core import (
     Resize,
     Resized,
     Running,
+    Saved,
     Segment,
     Share,
     Started,
@@ -82,6 +83,8 @@ class Ledger:
         self._order: dict[int, _Seat] = {}  # by its first trial, oldest first
         self._on: dict[str, dict[int, _Seat]] = {}  # by device, then first trial
         self._due: list[Resize] = []
+        self._told: dict[int, tuple[int, int]] = {}  # by trial, epochs reported and epochs saved
+        self._paused: dict[int, Placement] = {}  # those that a plan let pause, as they wait again
 
     # --- what is expected ------------------------------------------------------------------------------------
 
@@ -97,6 +100,7 @@ class Ledger:
                     expected_error=1.0,
                     memory_bytes=self.foresight.memory_bytes,
                     max_devices=self._spread(placement),
+                    pausable=False,
                 )
             expected_s = max(expected_s, taken_s)
             epochs = (self._until(segment) or 0.0) - segment.start
@@ -107,7 +111,15 @@ class Ledger:
             expected_error=error,
             memory_bytes=self.foresight.memory_bytes,
             max_devices=self._spread(placement),
+            pausable=self._saves(placement),
         )
+
+    def _saves(self, placement: Placement) -> bool:
+        """Whether it is known to save a checkpoint in every epoch: a pause then costs no epoch."""
+        if len(placement.segments) != 1:
+            return False
+        reported, saved = self._told.get(placement.segments[0].trial.id, (0, 0))
+        return saved >= reported > 1
 
     def _spread(self, placement: Placement) -> int:
         return self.foresight.max_devices if len(placement.segments) == 1 else 1
@@ -220,11 +232,15 @@ class Ledger:
                         other.claims = tuple(moved.get(share, share) for share in other.claims)
                         self._ask(other, shares)
             seat.since_s = seat.told_s = event.time_s
+            if seat.placement.segments[0].start > segment.start:  # it has paused: so long it does nothing
+                seat.since_s += self.foresight.overhead.epsilon_s
             self._enter(seat, event.time_s)
             self._look(seat, seat.epochs[event.trial])
 
     def reported(self, event: Reported, config: Config) -> None:
         """An epoch is over."""
+        reported, saved = self._told.get(event.trial, (0, 0))
+        self._told[event.trial] = reported + 1, saved
         seat = self._seats.get(event.trial)
         if seat is None:
             return
@@ -243,6 +259,11 @@ class Ledger:
                 # Nobody could plan for it so far; a guess that proves a little wrong is no reason to.
                 self.news = self.news or seat.placement.expected_s is None
             self.times.observe(event.trial, config, max(0.0, taken_s), speed=speed)
+
+    def saved(self, event: Saved) -> None:
+        """A checkpoint is there."""
+        reported, saved = self._told.get(event.trial, (0, 0))
+        self._told[event.trial] = reported, saved + 1
 
     def resized(self, event: Resized) -> None:
         """A change of shares has taken place."""
@@ -267,15 +288,24 @@ class Ledger:
             if segment.trial.id == event.trial and segment.until is None and event.epoch:
                 total, count = self._open_ended
                 self._open_ended = total + event.epoch, count + 1
+        if event.kept and seat.change is not None and not seat.change[0].shares:
+            segment = replace(seat.placement.segments[0], start=event.epoch, copy_from=None)
+            self._paused[event.trial] = self.expect(replace(seat.placement, segments=(segment,), shares=()))
         del seat.epochs[event.trial]
+        self._due = [due for due in self._due if due.placement.segments[0].trial.id != event.trial]
         if not seat.epochs:
             self._order.pop(seat.placement.segments[0].trial.id, None)
             self.wide -= len(seat.placement.shares) > 1
             if seat.seated:
                 self._leave(seat, event.time_s)
 
+    def take_paused(self, trial: int) -> Placement | None:
+        """What a trial has still to do that a plan let pause; None: it ended for another reason."""
+        return self._paused.pop(trial, None)
+
     def clear(self) -> None:
         """After a replay: nothing runs, but what was learned stays."""
+        self._paused.clear()
         self._seats.clear()
         self._order.clear()
         self._on.clear()

@@ -243,7 +243,11 @@ class Session:
 
     def _resize(self) -> None:
         for resize in self._engine.take_resizes():
-            self._executor.resize(resize.placement.segments[0].trial.id, resize.shares)
+            trial = resize.placement.segments[0].trial.id
+            if resize.shares:
+                self._executor.resize(trial, resize.shares)
+            else:
+                self._executor.stop([trial], reason="pauses for others of its group", keep=True)
 
     def _let_measure(self) -> None:
         """Let proposals be measured where predictions leave their limits in doubt, if nothing disturbs that."""

@@ -51,6 +51,7 @@ class Tally:
     makespan_s: float = 0.0
     busy_s: float = 0.0  # device seconds during which a device had at least one tenant
     resizes: int = 0
+    pauses: int = 0
     stays: list[Stay] = field(default_factory=list)
     ends_s: dict[int, float] = field(default_factory=dict)
 
@@ -83,6 +84,8 @@ class SimulatedCluster:
         self._work: dict[int, tuple[float, int]] = {}
         self._events: list[tuple[float, int, int]] = []
         self._busy_since: dict[str, float] = {}
+        self._paused: set[int] = set()
+        self._version = 0
 
     # --- what the driver does --------------------------------------------------------------------------------
 
@@ -178,7 +181,10 @@ class SimulatedCluster:
             job.left = self._left(job)
             job.since_s = self.now_s
             if job.target is not None and job.left > 1e-6 * job.epoch:
-                self._change(trial, job)
+                if job.target:
+                    self._change(trial, job)
+                else:
+                    self._pause(trial, job)
             else:
                 self._end(trial, job)
                 ended.append(trial)
@@ -196,6 +202,8 @@ class SimulatedCluster:
         assert trial not in self._jobs
         work, epochs = self._work[trial]
         job = _Job(placement, work, work / epochs, placement.expected_s, work, self.now_s, since_s=self.now_s)
+        if trial in self._paused:
+            job.paused_until_s = self.now_s + self.truth.epsilon_s
         self._jobs[trial] = job
         self._hold(trial, placement.shares, placement)
         self._enter(trial, placement.shares)
@@ -245,7 +253,8 @@ class SimulatedCluster:
 
     def _expect(self, trial: int, job: _Job) -> None:
         work = job.left if job.target is None else max(0.0, job.left - job.boundary)
-        job.version += 1
+        self._version += 1  # of all jobs: what a trial was expected to do before a pause is void, too
+        job.version = self._version
         begin_s = max(self.now_s, job.paused_until_s)
         heapq.heappush(self._events, (begin_s + work / job.rate, trial, job.version))
 
@@ -253,7 +262,7 @@ class SimulatedCluster:
         trial = resize.placement.segments[0].trial.id
         job = self._jobs[trial]
         assert job.target is None, "a change during a change"
-        assert resize.shares
+        assert resize.shares or job.placement.pausable, "it can't pause"
         assert len(resize.shares) <= job.placement.max_devices, "wider than it can be"
         old = {share.device for share in job.placement.shares}
         self._hold(trial, [share for share in resize.shares if share.device not in old], job.placement)
@@ -264,7 +273,7 @@ class SimulatedCluster:
         at_boundary = abs(done - epochs * job.epoch) < 1e-6 * job.epoch
         epochs += not (at_boundary and epochs)
         if resize.at_epoch is not None:
-            assert len(resize.shares) < len(old), "only to narrow can wait for an epoch"
+            assert len(resize.shares) < len(old), "only to narrow or to pause can wait for an epoch"
             epochs = max(epochs, resize.at_epoch - resize.placement.segments[0].start)
         job.boundary = max(0.0, job.work - epochs * job.epoch)
         job.target = resize.shares
@@ -287,6 +296,20 @@ class SimulatedCluster:
         job.paused_until_s = self.now_s + self.truth.epsilon_s
         self.tally.resizes += 1
         self._enter(trial, new)
+
+    def _pause(self, trial: int, job: _Job) -> None:
+        self._note(trial, job)
+        for share in job.placement.shares:
+            self._held[share.device].pop(trial, None)
+        del self._jobs[trial]
+        self._leave(trial, job.placement.shares)
+        ahead = round(job.left / job.epoch)
+        segment = job.placement.segments[0]
+        rest = replace(segment, start=segment.start + round(job.work / job.epoch) - ahead)
+        self._work[trial] = job.left, ahead
+        self._paused.add(trial)
+        self.tally.pauses += 1
+        self.waiting.append(replace(job.placement, segments=(rest,), shares=(), expected_s=job.left))
 
     def _note(self, trial: int, job: _Job) -> None:
         self.tally.stays.append(Stay(trial, job.placement.shares, job.started_s, self.now_s))
@@ -311,6 +334,7 @@ def placements(
     error: float = 0.0,
     first: int = 0,
     epochs: int = 1,
+    pausable: bool = False,
 ) -> list[Placement]:
     """One placement per expected runtime, trials numbered from ``first``, of ``epochs`` epochs."""
     return [
@@ -320,6 +344,7 @@ def placements(
             expected_error=error,
             max_devices=max_devices,
             memory_bytes=None if memory_bytes is None else memory_bytes[i],
+            pausable=pausable,
         )
         for i, value in enumerate(expected_s)
     ]
@@ -336,6 +361,7 @@ def run_group(
     epochs: int = 10,
     memory_bytes: Sequence[int | None] | None = None,
     max_devices: int | None = None,
+    pausable: bool = False,
     watch: Callable[[SimulatedCluster], None] | None = None,
 ) -> Tally:
     """Run one group of trials to its end."""
@@ -346,6 +372,7 @@ def run_group(
         memory_bytes=memory_bytes,
         error=error,
         epochs=epochs,
+        pausable=pausable,
     )
     work = dict(enumerate(runtimes_s))
     cluster.submit(group, work, dict.fromkeys(work, epochs))

@@ -1,0 +1,220 @@
+"""Trials that pause in the middle of a rung so that others can go on: the same results, sooner, nobody lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import penstock as pk
+from penstock.core import (
+    Device,
+    Ended,
+    Event,
+    Free,
+    Placement,
+    Reported,
+    Resize,
+    Saved,
+    Share,
+    Started,
+    TrialStatus,
+)
+from penstock.plan import _fluid
+from penstock.schedule import StopRule
+from penstock.store import open_store
+from penstock.study._ledger import Foresight, Ledger
+from penstock.testing.executors import segment
+
+ALONE = pk.Overhead(alpha=2.5, epsilon_s=1.0)  # neither sharing nor spreading pays
+
+
+def curve(run: pk.Run) -> None:
+    state = run.load() or {"seen": []}
+    for epoch in run.epochs():
+        state["seen"].append(epoch)
+        run.save(state)
+        run.report(loss=run.config["x"] + 1 / len(state["seen"]))
+
+
+def rarely(run: pk.Run) -> None:
+    """Saves a checkpoint only where a rung of the study ends."""
+    state = run.load() or {"seen": []}
+    for epoch in run.epochs():
+        state["seen"].append(epoch)
+        if epoch + 1 in (1, 3, 9, 27):
+            run.save(state)
+        run.report(loss=run.config["x"] + 1 / len(state["seen"]))
+
+
+def study(work: Any, planner: Any, store: Any = False, **options: Any) -> pk.Study:
+    executor = pk.Simulated(2, seconds=10.0, overhead=ALONE, failure=options.pop("failure", None))
+    return pk.Study(
+        work,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.Halving(max_epochs=27),
+        sampler=pk.Random(),
+        executor=executor,
+        planner=planner,
+        store=store,
+        seed=3,
+        **options,
+    )
+
+
+def journal(path: Path) -> list[Event]:
+    store = open_store(path, write=False)
+    try:
+        return [event for _, event in store.read(store.find().id)]
+    finally:
+        store.close()
+
+
+def results(done: pk.Study) -> dict[int, Any]:
+    return {r.id: [(p.epoch, dict(p.metrics)) for p in r.reports] for r in done.trials}
+
+
+def pauses(events: list[Event]) -> list[Ended]:
+    return [event for event in events if isinstance(event, Ended) and event.kept]
+
+
+def test_a_rung_of_three_on_two_devices_ends_after_one_and_a_half(tmp_path: Path) -> None:
+    """Three trials of six further epochs of 10 s: 90 s on each device and 1 s for the pause, not 120 s."""
+    plain = study(curve, None).run()
+    fluid = study(curve, pk.Fluid(), tmp_path / "s.db").run()
+    fluid.state.validate()
+    assert results(fluid) == results(plain)
+    assert plain.state.spent_s - fluid.state.spent_s == pytest.approx(120 - 91)
+    events = journal(tmp_path / "s.db")
+    (paused,) = pauses(events)
+    assert paused.epoch == 6
+    (again,) = [e for e in events if isinstance(e, Started) and e.trial == paused.trial and e.start == 6]
+    assert again.time_s > paused.time_s
+    epochs = [e.epoch for e in events if isinstance(e, Reported) and e.trial == paused.trial]
+    assert epochs == list(range(1, len(epochs) + 1))  # none is lost, none is trained twice
+    assert fluid.state.trials[paused.trial].status.is_end
+
+
+def test_who_does_not_save_in_every_epoch_is_never_paused(tmp_path: Path) -> None:
+    fluid = study(rarely, pk.Fluid(), tmp_path / "s.db").run()
+    assert not pauses(journal(tmp_path / "s.db"))
+    assert results(fluid) == results(study(rarely, None).run())
+
+
+def test_a_study_that_is_cut_off_while_a_trial_pauses_goes_on_from_there(tmp_path: Path) -> None:
+    whole = study(curve, pk.Fluid(), tmp_path / "whole.db").run()
+    (paused,) = pauses(journal(tmp_path / "whole.db"))
+    for number, after_s in enumerate((-5.0, 0.0, 15.0, 35.0)):
+        path = tmp_path / f"cut{number}.db"
+        study(curve, pk.Fluid(), path, budget=pk.Budget(time_s=paused.time_s + after_s)).run()
+        resumed = pk.Study.load(path, budget=pk.Budget()).run()
+        assert results(resumed) == results(whole)
+        assert resumed.state.counts.ended == resumed.state.counts.total
+
+
+def test_failures_around_pauses_are_retried_and_nobody_is_lost() -> None:
+    plain = study(curve, None).run()
+    for at in (4, 6, 7, 9):
+        done = study(curve, pk.Fluid(), failure=lambda _, epoch, attempt, at=at: epoch == at and not attempt)
+        assert results(done.run()) == results(plain)
+        assert sum(record.retries for record in done.trials) >= 1
+
+
+def test_a_trial_that_is_dropped_while_it_pauses_stays_ended(tmp_path: Path) -> None:
+    """A rule that ends a trial at the report at which it was to pause wins."""
+
+    class AtSix(StopRule):
+        def start(self) -> None:
+            pass
+
+        def observe(self, trial: int, epoch: int, metrics: Any) -> str | None:
+            return "enough" if epoch == 6 else None
+
+    done = study(curve, pk.Fluid(), tmp_path / "s.db", stop=AtSix()).run()
+    done.state.validate()
+    assert done.state.counts.ended == done.state.counts.total
+    # Those who were not to pause are told after that report, and end at the next one.
+    assert sorted(r.epoch for r in done.trials if r.status is TrialStatus.STOPPED and r.epoch > 3) == [
+        6,
+        7,
+        7,
+    ]
+    assert not pauses(journal(tmp_path / "s.db"))
+
+
+def test_the_ledger_knows_who_saves_and_what_is_left_after_a_pause() -> None:
+    ledger = Ledger(Foresight(ALONE))
+    ledger.saw([Free(Device("cpu:0"))])
+    placed = Placement((segment(0, until=3),), (Share("cpu:0"),), since_s=5.0, course="relay")
+    ledger.launched([placed])
+    ledger.started(Started(0.0, 0, 0, placed.shares), placed.segments[0])
+    for epoch in (1, 2):
+        ledger.reported(Reported(10.0 * epoch, 0, epoch, {"loss": 1.0}, 10.0), {})
+    assert not ledger.expect(placed).pausable  # nothing was saved
+    for epoch in (1, 2):
+        ledger.saved(Saved(10.0 * epoch, 0, epoch, "path"))
+    assert ledger.expect(placed).pausable
+    ledger.asked([Resize(placed, (), 3)])
+    assert [due.shares for due in ledger.take_due()] == [()]
+    ledger.ended(Ended(30.0, 0, TrialStatus.PAUSED, 2, kept=True))
+    rest = ledger.take_paused(0)
+    assert rest is not None
+    assert (rest.segments[0].start, rest.segments[0].until, rest.shares) == (2, 3, ())
+    assert (rest.since_s, rest.course) == (5.0, "relay")
+    assert rest.expected_s == pytest.approx(10.0)
+    assert ledger.take_paused(0) is None
+
+
+class Wait(nn.Module):
+    """Makes epochs last, so that their times are about the same."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return inputs
+
+
+def net(width: int) -> nn.Module:
+    return nn.Sequential(
+        Wait(), nn.Linear(6, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1)
+    ).double()
+
+
+def data() -> pk.Data:
+    inputs = torch.randn(240, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    targets = inputs[:, :1] * inputs[:, 1:2]
+    return pk.Data((inputs[:200], targets[:200]), (inputs[200:], targets[200:]))
+
+
+def test_on_real_workers_paused_trials_end_as_those_that_were_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random states, dropout's too, and the optimizer's go on where they were, on whatever worker."""
+    monkeypatch.setattr(_fluid, "_RISK", 0.0)  # whatever else the machine does: pause where it seems to pay
+
+    def tune(planner: Any, name: str) -> pk.Study:
+        task = pk.Task(
+            net, data, functional.mse_loss, optimizer=torch.optim.Adam, defaults={"width": 8}, batch_size=50
+        )
+        return pk.Study(
+            task,
+            pk.Space(lr=pk.Float(1e-4, 1e-1, log=True)),
+            minimize="loss",
+            scheduler=pk.Halving(max_epochs=9, min_epochs=3, trials=9),
+            sampler=pk.Random(),
+            executor=pk.Local(2),
+            planner=planner,
+            store=tmp_path / name,
+            fuse=False,
+            seed=1,
+        ).run(view="quiet")
+
+    plain = tune(None, "plain.db")
+    fluid = tune(pk.Fluid(pk.Overhead(alpha=2.5, epsilon_s=0.001)), "fluid.db")
+    assert pauses(journal(tmp_path / "fluid.db"))
+    assert results(fluid) == results(plain)
