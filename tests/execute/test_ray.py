@@ -641,17 +641,17 @@ def test_who_disconnects_under_a_study_is_told_of(noticed: str) -> None:
             raise SystemExit(0)
 
     executor: Any = Ray()
-    executor._ray, executor._workers = Disconnected(), {"a call": None}
+    executor._ray, executor._leases.waited_for = Disconnected(), {"a call": None}
     with pytest.raises(ExecutorError, match=r"ray\.shutdown\(\)"):
         executor._listen(0.1)
 
 
 def test_who_was_not_listened_to_was_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that fits a model for a minute, or waits for a core: what was reported meanwhile is yet to come."""
-    worker = SimpleNamespace(heard_s=100.0, ticket=SimpleNamespace(open={7}), ready=True, opened=True)
+    worker = SimpleNamespace(heard_s=100.0, flight=SimpleNamespace(open={7}), ready=True, opened=True)
     executor: Any = Ray()
     told: list[str] = []
-    executor._job, executor._workers = SimpleNamespace(timeout_s=5.0), {"a call": worker}
+    executor._job, executor._leases.waited_for = SimpleNamespace(timeout_s=5.0), {"a call": worker}
     executor._died = lambda worker, reason, *_, **__: told.append(reason)
     executor._refreshed_s = executor._listened_s = 101.0
     now_s = 160.0
@@ -726,7 +726,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any]) -> None:
 def test_an_address_where_nobody_listens_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    monkeypatch.setattr("penstock.execute._ray._KNOCK_S", 0.5)
+    monkeypatch.setattr("penstock.execute._connection._KNOCK_S", 0.5)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, so that nobody else takes it, and not listened at
         address = f"{scheme}127.0.0.1:{taken.getsockname()[1]}"
