@@ -477,6 +477,33 @@ def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_p
     assert sum(free.fraction for free in drive.executor.free()) == 2
 
 
+def test_a_trial_whose_new_device_leaves_before_it_changes_goes_on_with_the_others(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path
+) -> None:
+    """It would wait for a second device for ever: there is but one left."""
+    node = cluster.add_node(num_cpus=HEAD_CPUS, object_store_memory=80 << 20)
+    try:
+        drive = make(descends, cpus=HEAD_CPUS)  # a node is a device
+        drive.until(lambda: drive.executor.slots == 2)
+        shares = {free.device.node: Share(free.device.id) for free in drive.executor.free()}
+        two = next(share for name, share in shares.items() if name.endswith(node.node_id[:6]))
+        one = next(share for share in shares.values() if share is not two)
+        work = segment(0, until=6, config={"go": str(tmp_path / "go"), "at": 3})
+        drive.submit([work])
+        drive.start([work], [one], max_devices=2)
+        drive.until(lambda: len(drive.reports(0)) == 3)
+        drive.executor.resize(0, [one, two])
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    drive.until(lambda: drive.executor.slots == 1)
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    assert [event.shares for event in drive.of(0) if isinstance(event, Resized)] == [(one,)]
+    assert [report.epoch for report in drive.reports(0)] == [1, 2, 3, 4, 5, 6]
+    drive.executor.close()
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 

@@ -1,15 +1,18 @@
-"""The nodes of a Ray cluster as devices: what Ray tells of them, reckoned up. Ray itself is not needed here."""
+"""The nodes of a Ray cluster as devices: what Ray tells of them, reckoned up."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 from penstock.core import Device, Share
+from penstock.execute._actor import gpu_facts
 from penstock.execute._holdings import EPSILON
 
+_TAKEN_S = 10.0
 _GRAIN = 10_000  # Ray counts resources in ten-thousandths
 
 
@@ -112,3 +115,77 @@ def elsewhere(
             if len(found) == count:
                 return tuple(found)
     return None
+
+
+@final
+class Cluster:
+    """The nodes there are, the devices that the study may use of them, and those that others hold.
+
+    Args:
+        ray: The module, connected.
+        options: The executor's.
+    """
+
+    def __init__(self, ray: Any, options: Mapping[str, Any]) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.devices: dict[str, Device] = {}
+        self.home: dict[str, Node] = {}  # of each device
+        self._ray = ray
+        self._options = options
+        self._with_gpus = False
+        self._taken: dict[str, float] = {}  # until when we don't ask again
+
+    def usable(self, name: str) -> bool:
+        """Whether a device is there, and not held by others."""
+        return name in self.devices and self._taken.get(name, 0.0) <= time.monotonic()
+
+    def take(self, names: Iterable[str]) -> None:
+        """Others hold these: they are not asked for again for a while."""
+        self._taken |= dict.fromkeys(names, time.monotonic() + _TAKEN_S)
+
+    def free_taken(self) -> bool:
+        """Whether a while is over for some."""
+        over = [name for name, until_s in self._taken.items() if until_s <= time.monotonic()]
+        for name in over:
+            del self._taken[name]
+        return bool(over)
+
+    def refresh(self) -> bool:
+        """Notice nodes that came and went; whether any did."""
+        alive = {str(entry["NodeID"]): entry for entry in self._ray.nodes() if entry["Alive"]}
+        if not self.nodes:
+            wanted = self._options["gpus"]
+            has = any(entry["Resources"].get("GPU", 0) >= 1 for entry in alive.values())
+            self._with_gpus = bool(wanted or self._options["kinds"] or (wanted is None and has))
+        if alive.keys() == self.nodes.keys():
+            return False
+        for ident, entry in alive.items():
+            if ident not in self.nodes:
+                cpus, kinds = self._options["cpus"], self._options["kinds"]
+                node = node_of(entry, gpu=self._with_gpus, cpus=cpus, kinds=kinds)
+                self.nodes[ident] = self._with_memory(node) if node.gpu and node.count else node
+        for ident in self.nodes.keys() - alive.keys():
+            del self.nodes[ident]
+        self.devices, self.home = devices_of(self.nodes.values(), self._options["slots"])
+        return True
+
+    def _with_memory(self, node: Node) -> Node:
+        """Ray knows a node's kind of GPU; the node's driver knows their memory. Ray chooses which one we get."""
+        ray = self._ray
+        pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+        look = ray.remote(gpu_facts).options(num_cpus=0, scheduling_strategy=pinned, max_retries=0)
+        try:
+            found = ray.get(look.remote(), timeout=30)
+        except Exception:
+            return node
+        sizes = [size for _, size in found if size is not None]
+        return replace(node, memory_bytes=min(sizes)) if sizes and len(sizes) == len(found) else node
+
+    def shortage(self, need: int) -> str:
+        """What there is, for who needs more; empty where it is enough."""
+        if len(self.devices) >= need:
+            return ""
+        kinds = self._options["kinds"]
+        of = f" of kind {', '.join(kinds)}" if kinds else ""
+        what = f"{len(self.nodes)} nodes with {'GPUs' if self._with_gpus else 'CPUs'}{of}"
+        return f"The Ray cluster has {len(self.devices)} devices for trials that need {need}: {what}."

@@ -30,14 +30,13 @@ from penstock.execute._pace import MAX_BACKLOG, Pace
 from penstock.execute._pool import Pool, usual_folder
 from penstock.execute._ship import pack
 from penstock.execute._site import Site, check_gpus, look
+from penstock.execute._watch import TICK_S, Starts, patience_s
 from penstock.execute._wire import check_slots_per_trial, settings_of, to_event, whereabouts
 from penstock.execute._workers import Worker, Workers
 from penstock.plan import Lent
 
-_TICK_S = 1.0
 _STEAL_S = 0.01
 _GATHER_S = 0.001
-_START_TRIES = 3
 
 
 @final
@@ -82,7 +81,7 @@ class Local(Executor):
         self._pool = (
             None if shared is False else Pool(usual_folder() if shared is True else shared, weight=weight)
         )
-        self._shared_out_s = -_TICK_S
+        self._shared_out_s = -TICK_S
         self._shared, self._weight = shared if isinstance(shared, bool) else os.fspath(shared), weight
         if bubbles is not None and not (isinstance(bubbles, str | os.PathLike) and str(bubbles)):
             raise InvalidInput(f"bubbles takes the folder of a host job's pk.bubbles.Host, got {bubbles!r}.")
@@ -132,7 +131,7 @@ class Local(Executor):
         self._failing: dict[int, Flight] = {}  # of crews
         self._on: dict[str, list[Worker]] = {}
         self._free: tuple[Free, ...] | None = None
-        self._failed_starts = 0
+        self._starts = Starts()
         self._error: ExecutorError | None = None
 
     # -- the machine ------------------------------------------------------------------------------------
@@ -247,7 +246,7 @@ class Local(Executor):
     def _share_out(self, workers: Workers) -> None:
         """Now and then, take and give devices."""
         now_s = time.monotonic()
-        if self._pool is None or now_s - self._shared_out_s < _TICK_S:
+        if self._pool is None or now_s - self._shared_out_s < TICK_S:
             return
         self._shared_out_s = now_s
         busy = [name for name, on in self._on.items() if on]
@@ -494,10 +493,7 @@ class Local(Executor):
 
     def _patience(self, workers: Workers, left: float | None) -> float:
         """How long to wait at most before looking after hanging trainings and idle devices."""
-        wait = _TICK_S if left is None else max(0.0, min(_TICK_S, left))
-        timeout_s = None if self._job is None else self._job.timeout_s
-        if timeout_s is not None:
-            wait = min(wait, max(0.01, timeout_s / 10))
+        wait = patience_s(left, None if self._job is None else self._job.timeout_s)
         if any(worker.waits_for_us for worker in workers.by_index.values()):
             wait = min(wait, _STEAL_S)
         for flight in self._failing.values():
@@ -526,7 +522,7 @@ class Local(Executor):
             kind = message[0]
             if kind == "y":
                 worker.ready = True
-                self._failed_starts = 0
+                self._starts.worked()
                 continue
             if kind == "x":
                 worker.broken = message[1], message[2]
@@ -673,9 +669,7 @@ class Local(Executor):
             flight = errand.flight
             if errand.crew is not None:
                 errand.close()
-                self._lost_member(
-                    errand, errand.crew, Ended(now_s, 0, TrialStatus.FAILED, 0, fate, tail, lost=lost)
-                )
+                self._lost_member(errand, errand.crew, fate, tail, lost=lost)
             elif errand in begun:
                 self._book.fail(flight, now_s, fate, tail, lost=lost)
                 self._finish(flight)
@@ -683,22 +677,23 @@ class Local(Executor):
                 self._book.recall(flight)
         self._free = None
 
-    def _lost_member(self, errand: Errand, crew: Crew[Ended], why: Ended) -> None:
+    def _lost_member(self, errand: Errand, crew: Crew[Ended], fate: str, tail: str, *, lost: bool) -> None:
         """Without one of its workers a trial can't go on, unless it had nothing left to do."""
-        flight = errand.flight
-        stopped = 0 not in crew.running and not crew.failing
+        flight, rank = errand.flight, errand.rank
         if not flight.open:
             return
-        if stopped and errand.rank:
-            crew.end(errand.rank)
+        (trial,) = flight.open
+        stopped = 0 not in crew.running and not crew.failing
+        if stopped and rank:
+            crew.end(rank)
             self._regroup(flight)
-        elif stopped or errand.rank in crew.running:
-            crew.die(errand.rank, why)
+        elif stopped or rank in crew.running:
+            now_s, epoch = self._clock.now_s(), flight.epochs[trial]
+            crew.die(rank, Ended(now_s, trial, TrialStatus.FAILED, epoch, fate, tail, lost=lost))
             self._failing[flight.number] = flight
 
     def _start_failed(self, worker: Worker) -> None:
-        self._failed_starts += 1
-        if worker.broken is None and self._failed_starts < _START_TRIES:
+        if not self._starts.failed(sure=worker.broken is not None):
             return
         if worker.broken is not None:
             why, detail = worker.broken

@@ -16,7 +16,6 @@ from typing import Any, final
 
 from penstock.core import (
     Clock,
-    Device,
     Event,
     Free,
     Resized,
@@ -26,15 +25,16 @@ from penstock.core import (
     check,
 )
 from penstock.core.errors import ExecutorError, InvalidInput, Unsupported
-from penstock.execute._actor import TOKEN, Opened, Order, boot_id, files_of, gpu_facts, write_file
+from penstock.execute._actor import TOKEN, Opened, Order, boot_id, files_of, write_file
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._book import ORDER, Book, Flight
 from penstock.execute._child import how
-from penstock.execute._cluster import Node, devices_of, elsewhere, node_of
+from penstock.execute._cluster import Cluster, elsewhere
 from penstock.execute._connection import connect, leave, load
 from penstock.execute._holdings import EPSILON
 from penstock.execute._leases import Actor, Leases
 from penstock.execute._ship import check_config, pack
+from penstock.execute._watch import TICK_S, Starts, patience_s
 from penstock.execute._wire import (
     check_slots_per_trial,
     settings_of,
@@ -44,14 +44,11 @@ from penstock.execute._wire import (
     whereabouts,
 )
 
-_TICK_S = 1.0
 _REFRESH_S = 1.0
 _NEWS_S = 20.0
 _STUCK_S = 10.0
-_TAKEN_S = 10.0
 _IDLE_S = 60.0
 _SILENT_S = 5.0  # waiting for a node
-_START_TRIES = 3
 
 
 @final
@@ -168,11 +165,7 @@ class Ray(Executor):
     def _part(self) -> None:
         """Forget the cluster."""
         self._ray: Any = None
-        self._with_gpus = False
-        self._nodes: dict[str, Node] = {}
-        self._devices: dict[str, Device] = {}
-        self._home: dict[str, Node] = {}  # of each device
-        self._taken: dict[str, float] = {}  # devices that others hold, and until when we don't ask again
+        self._cluster = Cluster(None, self._options)
         self._leases = Leases(None, None)
         self._free: tuple[Free, ...] | None = None
 
@@ -182,7 +175,7 @@ class Ray(Executor):
         self._order: Order | None = None
         self._book = Book()
         self._offsets: dict[str, float] = {}  # from a machine's monotonic clock to ours
-        self._failed_starts = 0
+        self._starts = Starts()
         self._error: ExecutorError | None = None
         self._refreshed_s = -math.inf
         self._listened_s = math.inf
@@ -196,7 +189,7 @@ class Ray(Executor):
     @property
     def slots(self) -> int:
         """Devices of the cluster that the study may use, now."""
-        return len(self._devices)
+        return len(self._cluster.devices)
 
     # -- opening and closing ----------------------------------------------------------------------------
 
@@ -241,7 +234,8 @@ class Ray(Executor):
         environment = self._options["runtime_env"]
         made = connect(ray, self, self._options["address"], environment)
         if self._ray is None:
-            self._ray, self._leases = ray, Leases(ray, None if made else environment)
+            self._ray, self._cluster = ray, Cluster(ray, self._options)
+            self._leases = Leases(ray, None if made else environment)
 
     def close(self) -> None:
         """End all actors, give the devices back and disconnect, if the connection is ours."""
@@ -274,69 +268,36 @@ class Ray(Executor):
 
     def _await_devices(self, need: int = 1) -> None:
         """Wait until there are ``need`` devices."""
-        wait_s = self._options["wait_s"]
-        began_s = time.monotonic()
-        told = False
+        wait_s, began_s, told = self._options["wait_s"], time.monotonic(), False
         while True:
             self._refresh()
-            if len(self._devices) >= need:
+            shortage = self._cluster.shortage(need)
+            if not shortage:
                 return
             waited_s = time.monotonic() - began_s
-            kinds = self._options["kinds"]
-            of = f" of kind {', '.join(kinds)}" if kinds else ""
-            what = f"{len(self._nodes)} nodes with {'GPUs' if self._with_gpus else 'CPUs'}{of}"
-            has = f"The Ray cluster has {len(self._devices)} devices for trials that need {need}"
             if waited_s >= wait_s:
-                break
+                raise ExecutorError(
+                    f"{shortage} Nothing more has come after waiting {wait_s:g} s (wait_s). Add nodes, or ask for less "
+                    "(slots_per_trial, cpus)."
+                )
             if not told and waited_s >= _SILENT_S:
                 told = True
-                warnings.warn(
-                    f"{has}: {what}. Waiting for more, up to {wait_s:g} s (wait_s).",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                waits = f"{shortage} Waiting for more, up to {wait_s:g} s (wait_s)."
+                warnings.warn(waits, RuntimeWarning, stacklevel=2)
             time.sleep(0.2)
-        raise ExecutorError(
-            f"{has}, after waiting {wait_s:g} s (wait_s): {what}. Add nodes, or ask for less (slots_per_trial, cpus)."
-        )
 
     def _refresh(self) -> None:
         """Notice nodes that came and went."""
         self._refreshed_s = time.monotonic()
-        alive = {str(entry["NodeID"]): entry for entry in self._ray.nodes() if entry["Alive"]}
-        if not self._nodes:
-            wanted = self._options["gpus"]
-            has = any(entry["Resources"].get("GPU", 0) >= 1 for entry in alive.values())
-            self._with_gpus = bool(wanted or self._options["kinds"] or (wanted is None and has))
-        gone = [node for node in self._nodes if node not in alive]
-        come = [node for node in alive if node not in self._nodes]
-        if not gone and not come:
+        cluster = self._cluster
+        if not cluster.refresh():
             return
-        for ident in come:
-            cpus, kinds = self._options["cpus"], self._options["kinds"]
-            node = node_of(alive[ident], gpu=self._with_gpus, cpus=cpus, kinds=kinds)
-            self._nodes[ident] = self._with_memory(node) if node.gpu and node.count else node
-        for ident in gone:
-            del self._nodes[ident]
-        self._devices, self._home = devices_of(self._nodes.values(), self._options["slots"])
         for lease in list(self._leases.by_key.values()):
-            if lease.node.id in gone or any(name not in self._home for name in lease.key):
+            if lease.node.id not in cluster.nodes or any(name not in cluster.home for name in lease.key):
                 for worker in list(lease.workers):
                     self._died(worker, f"its node {lease.node.name} left the cluster", "", lost=True)
                 self._leases.drop(lease)
         self._free = None
-
-    def _with_memory(self, node: Node) -> Node:
-        """Ray knows a node's kind of GPU; the node's driver knows their memory. Ray chooses which one we get."""
-        ray = self._ray
-        pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
-        look = ray.remote(gpu_facts).options(num_cpus=0, scheduling_strategy=pinned, max_retries=0)
-        try:
-            found = ray.get(look.remote(), timeout=30)
-        except Exception:
-            return node
-        sizes = [size for _, size in found if size is not None]
-        return replace(node, memory_bytes=min(sizes)) if sizes and len(sizes) == len(found) else node
 
     # -- what is free -----------------------------------------------------------------------------------
 
@@ -344,19 +305,15 @@ class Ray(Executor):
         """Devices with something free. Waits for a node if there is none."""
         if self._job is None:
             return ()
-        if not self._devices:
+        if not self._cluster.devices:
             self._await_devices()
         if self._free is None:
             self._free = tuple(
                 Free(device, fraction)
-                for name, device in self._devices.items()
-                if self._usable(name) and (fraction := self._book.holdings.free(name))
+                for name, device in self._cluster.devices.items()
+                if self._cluster.usable(name) and (fraction := self._book.holdings.free(name))
             )
         return self._free
-
-    def _usable(self, name: str) -> bool:
-        """Whether a device is there, and not held by others."""
-        return name in self._devices and self._taken.get(name, 0.0) <= time.monotonic()
 
     # -- launching --------------------------------------------------------------------------------------
 
@@ -384,12 +341,12 @@ class Ray(Executor):
         One that can spread makes do with fewer where too few are left: to wait for others may be for ever.
         """
         shares = flight.shares
-        if all(self._usable(share.device) for share in shares):
+        if all(self._cluster.usable(share.device) for share in shares):
             return
-        gone = any(share.device not in self._devices for share in shares)
+        gone = any(share.device not in self._cluster.devices for share in shares)
         least = 1 if gone and spreads_over_workers(flight.launch.placement, len(shares)) else len(shares)
         free = {item.device.id: item.fraction for item in self.free()}
-        found = elsewhere(shares, free, self._home, least=least)
+        found = elsewhere(shares, free, self._cluster.home, least=least)
         if found is not None:
             flight.shares = found
             if flight.again:  # or else its start tells
@@ -399,13 +356,13 @@ class Ray(Executor):
     def _place(self, flight: Flight) -> bool:
         """Give the flight to a worker, if its devices are free."""
         shares, order = flight.shares, self._order
-        if order is None or not all(self._usable(share.device) for share in shares):
+        if order is None or not all(self._cluster.usable(share.device) for share in shares):
             return False
         if not self._book.holdings.fits(shares, exclusive=flight.exclusive):
             return False
-        lease = self._leases.lease(shares, self._home)
-        led = [share for share in shares if self._home[share.device] is lease.node]
-        cores = sum(self._devices[share.device].cores * share.fraction for share in led)
+        lease = self._leases.lease(shares, self._cluster.home)
+        led = [share for share in shares if self._cluster.home[share.device] is lease.node]
+        cores = sum(self._cluster.devices[share.device].cores * share.fraction for share in led)
         spread = spreads_over_workers(flight.launch.placement, len(shares))
         members = len(led) if spread and len(lease.key) > 1 else 1
         threads = max(1, int(cores / members + EPSILON))
@@ -486,7 +443,7 @@ class Ray(Executor):
 
     def _regroup(self, worker: Actor, flight: Flight, time_s: float) -> None:
         """Its workers have stopped: let the trial go on with what there is of its new shares."""
-        target = tuple(share for share in flight.target if share.device in self._devices)
+        target = tuple(share for share in flight.target if share.device in self._cluster.devices)
         self._release(worker)
         after = self._book.regroup(flight, target or flight.shares, time_s)
         if after is not None and not self._place(after):
@@ -509,33 +466,25 @@ class Ray(Executor):
             left = None if deadline is None else deadline - time.monotonic()
             over = left is not None and left <= 0
             if book.events or not book.flights or (over and not first):
-                if not book.events and not self._devices and left:
+                if not book.events and not self._cluster.devices and left:
                     time.sleep(min(left, 0.2))  # for a node to join
                 break
-            self._listen(self._patience(left))
+            self._listen(patience_s(left, self._job.timeout_s))
             first = False
         return book.take_events()
-
-    def _patience(self, left: float | None) -> float:
-        """How long to wait at most before looking after nodes and hanging trainings."""
-        wait = _TICK_S if left is None else max(0.0, min(_TICK_S, left))
-        timeout_s = None if self._job is None else self._job.timeout_s
-        return wait if timeout_s is None else min(wait, max(0.01, timeout_s / 10))
 
     def _look_after(self) -> None:
         """Nodes, hanging trainings, actors that can't start, idle ones; then place what waits."""
         now_s = time.monotonic()
         if now_s - self._refreshed_s > _REFRESH_S:
             self._refresh()
-            for name, until_s in list(self._taken.items()):
-                if until_s <= now_s:
-                    del self._taken[name]
-                    self._free = None
+            if self._cluster.free_taken():
+                self._free = None
         timeout_s = None if self._job is None else self._job.timeout_s
         away_s = now_s - self._listened_s
         self._listened_s = now_s
         for worker in list(self._leases.waited_for.values()):
-            if away_s > _TICK_S:  # who was not listened to was not silent
+            if away_s > TICK_S:  # who was not listened to was not silent
                 worker.heard_s = min(now_s, worker.heard_s + away_s)
             quiet_s = now_s - worker.heard_s
             if worker.flight is None:
@@ -551,7 +500,7 @@ class Ray(Executor):
         if book.waiting:
             waiting, book.waiting = book.waiting, deque()
             for flight in waiting:
-                if self._devices:
+                if self._cluster.devices:
                     self._retarget(flight)
                 if not self._place(flight):
                     book.waiting.append(flight)
@@ -563,8 +512,7 @@ class Ray(Executor):
         table = self._ray.util.placement_group_table(worker.lease.group)
         if table.get("state") == "CREATED":
             return  # the actor is on its way: a large environment, a slow machine
-        for name in worker.lease.key:
-            self._taken[name] = time.monotonic() + _TAKEN_S
+        self._cluster.take(worker.lease.key)
         for other in list(worker.lease.workers):
             self._set_aside(other)
         self._leases.drop(worker.lease)
@@ -651,7 +599,7 @@ class Ray(Executor):
             kind = message[0]
             if kind == "y":
                 worker.ready = True
-                self._failed_starts = 0
+                self._starts.worked()
                 continue
             if kind == "x":
                 worker.broken = message[1], message[2]
@@ -689,7 +637,7 @@ class Ray(Executor):
         self._refresh()
         if worker not in worker.lease.workers:
             return  # its node has left, and that was told
-        if worker.opened is None and worker.lease.node.id in self._nodes:
+        if worker.opened is None and worker.lease.node.id in self._cluster.nodes:
             gone = isinstance(error, ray.exceptions.RayActorError) and "creation task" not in str(error)
             self._start_failed(worker, _first_line(error), str(error), sure=not gone)
             self._set_aside(worker)
@@ -716,15 +664,14 @@ class Ray(Executor):
         if flight is None:
             return
         self._release(worker)
-        if not flight.seen and lost and flight.passed < _START_TRIES:
+        if not flight.seen and lost and self._starts.excused(flight.passed):
             flight.passed += 1
             self._book.recall(flight)
         else:
             self._book.fail(flight, self._clock.now_s(), fate, detail, lost=lost)
 
     def _start_failed(self, worker: Actor, why: str, detail: str, *, sure: bool) -> None:
-        self._failed_starts += 1
-        if not sure and self._failed_starts < _START_TRIES:
+        if not self._starts.failed(sure=sure):
             return
         self._error = ExecutorError(
             f"Workers can't be started on node {worker.lease.node.name}: {why}. Penstock and what the training "
