@@ -667,7 +667,9 @@ class Local(Executor):
         tail, lost = "" if worker.verdict else worker.child.tail(), not worker.verdict
         for errand in sorted((*again, *begun), key=lambda each: -each.number):
             flight = errand.flight
-            if errand.crew is not None:
+            if errand.crew is not None and errand in back and flight.open and not errand.crew.failing:
+                self._seat(errand, now_s)  # the others wait for it
+            elif errand.crew is not None:
                 errand.close()
                 self._lost_member(errand, errand.crew, fate, tail, lost=lost)
             elif errand in begun:

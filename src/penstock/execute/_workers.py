@@ -187,12 +187,8 @@ class Workers:
 
     def resting(self, key: _Key) -> Worker | None:
         """One that has nothing to do, to be used."""
-        idle = self._idle.get(key, [])
-        while idle:
-            worker = idle.pop()
-            if not worker.child.is_over():  # else that is yet to be heard
-                return worker
-        return None
+        idle = self._idle.get(key)
+        return idle.pop() if idle else None
 
     def trim(self, most: int) -> None:
         """End the longest idle ones, until so many are idle."""
