@@ -324,8 +324,9 @@ def test_local_sends_the_share_along(tmp_path, fraction, told):
     executor.open(Job(work=without_a_loop, files=tmp_path, metrics=("loss",)))
     try:
         placement = Placement((Segment(Trial(0, {}, 7), until=1),), (Share("cpu:0", fraction),))
-        ticket = executor._ticket(Launch(placement, (None,), (0,)))
-        assert pickle.loads(ticket.message)[4].get("fraction") == told
+        flight = executor._book.flight(Launch(placement, (None,), (0,)))
+        (errand,) = executor._dispatch.errands(flight)
+        assert pickle.loads(errand.message)[4].get("fraction") == told
     finally:
         executor.close()
 

@@ -86,7 +86,7 @@ def test_killed_workers_lose_nothing(make: Callable[..., Drive], tmp_path: Path,
         assert time.monotonic() < deadline_s, drive.events[-5:]
         drive.fill()
         drive.poll(dice.uniform(0, 0.05))
-        workers = list(drive.executor._workers.values())  # type: ignore[attr-defined]
+        workers = list(drive.executor._workers.by_index.values())  # type: ignore[attr-defined]
         if kills < 6 and drive.state.epochs > 12 * kills and workers:
             victim = dice.choice(workers)
             if victim.ready:
@@ -206,9 +206,9 @@ def test_a_driver_that_stood_still_hears_what_was_reported_meanwhile(
     while not reported.exists():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    (worker,) = executor._workers.values()
+    (worker,) = executor._workers.by_index.values()
     worker.heard_s -= 2000.0  # so long has it slept since
-    executor._check()
+    executor._check(executor._workers)
     assert not worker.verdict
     heard.touch()
     drive.finish(1)
@@ -338,7 +338,7 @@ executor = Local(2)
 executor.open(Job(train, folder, ("loss",)))
 drive = Drive(executor, [segment(0, until=None), segment(1, until=None)])
 drive.until(lambda: len(drive.reports(0)) > 0 and len(drive.reports(1)) > 0)
-guard = executor._guard.pid
+guard = executor._workers.guard.pid
 pids = [int(drive.reports(t)[0].metrics[key]) for t in (0, 1) for key in ("pid", "child")]
 print(*pids, guard, flush=True)
 time.sleep(1000)
@@ -483,7 +483,7 @@ def test_what_is_queued_can_be_stopped(make: Callable[..., Drive], tmp_path: Pat
     drive = make(train, [segment(trial, until=None) for trial in range(300)], slots=1)
     drive.finish(300)
     # As on a machine that is not busy, where trials of this kind take far less than a millisecond:
-    drive.executor._estimate_s, drive.executor._free = 0.001, None
+    drive.executor._pace._estimate_s, drive.executor._free = 0.001, None
     assert drive.executor.free()[0].backlog >= 5
     drive.queue = [segment(trial, until=None) for trial in range(300, 306)]
     drive.submit(drive.queue)

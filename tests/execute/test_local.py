@@ -13,8 +13,7 @@ import pytest
 import penstock as pk
 from penstock.core import Ended, Reported, Share
 from penstock.core.errors import InvalidInput, Unsupported
-from penstock.execute import Job, Local
-from penstock.execute import _local as local_module
+from penstock.execute import Job, Local, _site
 from penstock.execute._machine import Gpu, cgroup_cores, choose_gpus, usable_cores
 from penstock.testing.executors import Drive, segment
 
@@ -75,16 +74,16 @@ def test_bad_arguments_are_refused(make: Callable[[], Local]) -> None:
 
 
 def test_cores_are_divided_among_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "usable_cores", lambda: 8)
-    monkeypatch.setattr(local_module, "visible_gpus", list)
+    monkeypatch.setattr(_site, "usable_cores", lambda: 8)
+    monkeypatch.setattr(_site, "visible_gpus", list)
     assert [free.device.cores for free in Local(2).free()] == [4, 4]
     assert len(Local().free()) == 8
     assert [free.device.cores for free in Local(2, threads=1).free()] == [1, 1]
 
 
 def test_gpus_are_the_slots_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "usable_cores", lambda: 8)
-    monkeypatch.setattr(local_module, "visible_gpus", lambda: choose_gpus(LISTING, None))
+    monkeypatch.setattr(_site, "usable_cores", lambda: 8)
+    monkeypatch.setattr(_site, "visible_gpus", lambda: choose_gpus(LISTING, None))
     assert [free.device.id for free in Local().free()] == ["cuda:0", "cuda:1", "cuda:2"]
     assert [free.device.kind for free in Local(gpus=[2]).free()] == ["Tesla V100"]
     assert [free.device.id for free in Local(gpus=0).free()] == [f"cpu:{n}" for n in range(8)]
@@ -95,7 +94,7 @@ def test_gpus_are_the_slots_where_there_are_any(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the environment tells it; run.device counts from 0 there."""
-    monkeypatch.setattr(local_module, "visible_gpus", lambda: choose_gpus(LISTING, "GPU-bbbb,2"))
+    monkeypatch.setattr(_site, "visible_gpus", lambda: choose_gpus(LISTING, "GPU-bbbb,2"))
 
     def train(run):  # type: ignore[no-untyped-def]
         (run.folder / "seen").write_text(f"{os.environ['CUDA_VISIBLE_DEVICES']} {run.device} {run.devices}")

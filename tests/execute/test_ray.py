@@ -477,6 +477,33 @@ def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_p
     assert sum(free.fraction for free in drive.executor.free()) == 2
 
 
+def test_a_trial_whose_new_device_leaves_before_it_changes_goes_on_with_the_others(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path
+) -> None:
+    """It would wait for a second device for ever: there is but one left."""
+    node = cluster.add_node(num_cpus=HEAD_CPUS, object_store_memory=80 << 20)
+    try:
+        drive = make(descends, cpus=HEAD_CPUS)  # a node is a device
+        drive.until(lambda: drive.executor.slots == 2)
+        shares = {free.device.node: Share(free.device.id) for free in drive.executor.free()}
+        two = next(share for name, share in shares.items() if name.endswith(node.node_id[:6]))
+        one = next(share for share in shares.values() if share is not two)
+        work = segment(0, until=6, config={"go": str(tmp_path / "go"), "at": 3})
+        drive.submit([work])
+        drive.start([work], [one], max_devices=2)
+        drive.until(lambda: len(drive.reports(0)) == 3)
+        drive.executor.resize(0, [one, two])
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    drive.until(lambda: drive.executor.slots == 1)
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    assert [event.shares for event in drive.of(0) if isinstance(event, Resized)] == [(one,)]
+    assert [report.epoch for report in drive.reports(0)] == [1, 2, 3, 4, 5, 6]
+    drive.executor.close()
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 
@@ -641,17 +668,17 @@ def test_who_disconnects_under_a_study_is_told_of(noticed: str) -> None:
             raise SystemExit(0)
 
     executor: Any = Ray()
-    executor._ray, executor._workers = Disconnected(), {"a call": None}
+    executor._ray, executor._leases.waited_for = Disconnected(), {"a call": None}
     with pytest.raises(ExecutorError, match=r"ray\.shutdown\(\)"):
         executor._listen(0.1)
 
 
 def test_who_was_not_listened_to_was_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that fits a model for a minute, or waits for a core: what was reported meanwhile is yet to come."""
-    worker = SimpleNamespace(heard_s=100.0, ticket=SimpleNamespace(open={7}), ready=True, opened=True)
+    worker = SimpleNamespace(heard_s=100.0, flight=SimpleNamespace(open={7}), ready=True, opened=True)
     executor: Any = Ray()
     told: list[str] = []
-    executor._job, executor._workers = SimpleNamespace(timeout_s=5.0), {"a call": worker}
+    executor._job, executor._leases.waited_for = SimpleNamespace(timeout_s=5.0), {"a call": worker}
     executor._died = lambda worker, reason, *_, **__: told.append(reason)
     executor._refreshed_s = executor._listened_s = 101.0
     now_s = 160.0
@@ -726,7 +753,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any]) -> None:
 def test_an_address_where_nobody_listens_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    monkeypatch.setattr("penstock.execute._ray._KNOCK_S", 0.5)
+    monkeypatch.setattr("penstock.execute._connection._KNOCK_S", 0.5)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, so that nobody else takes it, and not listened at
         address = f"{scheme}127.0.0.1:{taken.getsockname()[1]}"

@@ -114,7 +114,7 @@ def test_a_function_that_opts_in_goes_on_with_more_and_fewer_workers(
 
 def workers_of(executor: Any) -> dict[str, int]:
     """Process ids by device, of workers that are busy."""
-    return {w.shares[0].device: w.child.process.pid for w in executor._workers.values() if w.shares}
+    return {w.shares[0].device: w.child.process.pid for w in executor._workers.by_index.values() if w.shares}
 
 
 @pytest.mark.parametrize(("trial", "victim"), [(1, "cpu:0"), (2, "cpu:1")])

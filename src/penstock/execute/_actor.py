@@ -12,7 +12,6 @@ import pickle
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,25 +21,13 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from penstock.execute._child import Child, start_child, thread_environment
+from penstock.execute._crew import Crew
+from penstock.execute._guard import Guard
 from penstock.execute._machine import visible_gpus
-from penstock.train import _guardian
 from penstock.train._process import FRAME, MESSAGE_BYTES, SPILLED, TICKET
 from penstock.train._worker import Settings
 
-# Ray kills the children of an actor that it ends, but not theirs: what a training has started. So the guardian that
-# does must not be the actor's child; the pipe and the pidfd tell it of the actor's end.
-_GUARD = """
-import os, sys
-if os.fork():
-    os._exit(0)
-actor = int(sys.argv[1])
-os.getppid = lambda: actor
-sys.path.append(sys.argv[2])
-import _guardian
-_guardian.main()
-"""
 _GATHER_S = 0.002
-_FAREWELL_S = 0.5  # in which the death that made a lead fail shows
 TOKEN = ".penstock-driver"
 """The file by which a node knows the driver's folder when it sees it."""
 
@@ -110,7 +97,7 @@ class Slot:
     """One worker process, or a crew of them that trains a trial together on several devices.
 
     Its methods are called by the executor alone, several at a time in threads of their own. Of a crew the lead's
-    messages are passed on; if one of its members dies, all of it does.
+    messages are passed on; if one of its members dies, or fails and the others don't notice, all of it ends.
 
     ``news`` gives, in order: ``("m", data)``, a pickled list of the worker's messages; ``("f", path, data)``, a file
     of a folder the driver does not see; ``("d", code, last lines)``, the worker's death; ``("t", ticket, reason)``, a
@@ -121,7 +108,8 @@ class Slot:
         self._lock = threading.Lock()
         self._crew: tuple[Child, ...] = ()  # the lead first
         self._turn = 0  # of the crew
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._team: tuple[int, Crew[tuple[Any, ...]]] | None = None  # of the crew's present ticket
+        self._guard: Guard | None = None
         self._scratch: Path | None = None
         self._files = Path()
         self._shared = True
@@ -143,16 +131,7 @@ class Slot:
         self._files = files if shared and files is not None else self._own_folder()
         self._known = {}
         if self._guard is None:
-            folder = os.path.dirname(_guardian.__file__)
-            self._guard = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-c", _GUARD, str(os.getpid()), folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd="/",
-            )
-            self._guard.wait()
+            self._guard = Guard(detached=True)
         here = order.machine == boot_id()
         head = {
             "path": _search_path(order.path, here=here),
@@ -163,11 +142,12 @@ class Slot:
         }
         packed = pickle.dumps(head, protocol=5)
         self._turn = order.turn
-        self._crew = tuple(self._spawn(order, rank, packed, work) for rank in range(order.members))
+        guard = self._guard
+        self._crew = tuple(self._spawn(order, rank, packed, work, guard) for rank in range(order.members))
         folder = str(self._own_folder()) if order.members > 1 else ""
         return Opened(boot_id(), shared, os.getpid(), time.monotonic(), folder)
 
-    def _spawn(self, order: Order, rank: int, head: bytes, work: bytes) -> Child:
+    def _spawn(self, order: Order, rank: int, head: bytes, work: bytes, guard: Guard) -> Child:
         log = self._files / "logs" / f"{order.name}{f'-{rank}' if rank else ''}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = thread_environment(order.threads)
@@ -181,7 +161,7 @@ class Slot:
             blob.flush()
             board.truncate(TICKET.size)
             child = start_child(environment, log, (blob.fileno(), board.fileno()), 0)
-        self._tell_guard(b"+%d\n" % child.process.pid)
+        guard.watch(child)
         return child
 
     def _own_folder(self) -> Path:
@@ -190,35 +170,20 @@ class Slot:
             self._scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
         return self._scratch
 
-    def _tell_guard(self, line: bytes) -> None:
-        if self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._guard.stdin.fileno(), line)
-
     def _bury(self) -> list[int]:
         """End the worker processes with all they have started; their exit codes."""
         with self._lock:
-            crew, self._crew = self._crew, ()
-        if not crew:
+            crew, self._crew, self._team = self._crew, (), None
+        if not crew or self._guard is None:
             return []
         os.write(self._wake_w, b".")  # whoever waits for their news
-        _guardian.kill_sessions(
-            {child.process.pid for child in crew}
-        )  # before they are reaped and numbers used again
-        codes = []
-        for child in crew:
-            child.process.kill()
-            codes.append(child.process.wait())
-            self._tell_guard(b"-%d\n" % child.process.pid)
-            child.close()
-        return codes
+        return self._guard.end(crew)
 
     def close(self) -> None:
         """End the worker process and leave nothing behind on the node."""
         self._bury()
-        if self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._guard.stdin.close()
+        if self._guard is not None:
+            self._guard.close()
             self._guard = None
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -227,12 +192,19 @@ class Slot:
     # -- to the worker ----------------------------------------------------------------------------------
 
     def take(
-        self, ticket: int, trials: tuple[int, ...], messages: tuple[bytes, ...], *files: tuple[str, bytes]
+        self,
+        turn: int,
+        ticket: int,
+        trials: tuple[int, ...],
+        messages: tuple[bytes, ...],
+        *files: tuple[str, bytes],
     ) -> None:
-        """Begin a segment, by a message for each worker process.
+        """Begin a segment, by a message for each worker process of that turn; for another's it is too late.
 
         ``files`` are those of the driver's folder it needs and this node does not see.
         """
+        if turn != self._turn:
+            return  # its files took so long to come that the worker has died meanwhile, and the driver knows
         try:
             if not self._shared:
                 self._lay_out(trials, files)
@@ -246,6 +218,10 @@ class Slot:
             os.write(self._wake_w, b".")
             return
         with self._lock:
+            if turn != self._turn:
+                return
+            if len(self._crew) > 1:
+                self._team = ticket, Crew(len(self._crew))
             for child, message in zip(self._crew, messages, strict=False):
                 with contextlib.suppress(OSError):  # it is dead; the news tell
                     child.queue.send(message)
@@ -310,6 +286,8 @@ class Slot:
                 if child.pidfd is not None:
                     poll.register(child.pidfd, select.POLLIN)
         most_s = 5.0 if all(child.pidfd is not None for child in crew) else 0.2
+        due_s = None if self._team is None else self._team[1].wait_s(time.monotonic())
+        most_s = most_s if due_s is None else min(most_s, due_s)
         ready = {fd for fd, _ in poll.poll(1000 * min(wait_s, most_s))}
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
@@ -320,35 +298,51 @@ class Slot:
         found += troubles
         for rank, child in enumerate(crew):
             for data in child.frames():
-                if len(crew) > 1:
-                    dead = self._of_crew(crew, rank, data, found) or dead
-                elif self._shared:
-                    found.append(("m", data))
-                else:
-                    found += self._with_files(data)
+                found += self._passed_on(data if len(crew) == 1 else self._of_crew(rank, data))
+        if dead is None:
+            found += self._settled()
         return dead
 
-    def _of_crew(
-        self, crew: tuple[Child, ...], rank: int, data: bytes, found: list[tuple[Any, ...]]
-    ) -> Child | None:
-        """Pass the lead's messages on, unless it failed because another member died: then that one, to be told."""
-        messages = pickle.loads(data)
+    def _passed_on(self, data: bytes) -> list[tuple[Any, ...]]:
+        if not data:
+            return []
+        return [("m", data)] if self._shared else self._with_files(data)
+
+    def _of_crew(self, rank: int, data: bytes) -> bytes:
+        """What the driver is told of a member's messages: the lead's, but for a failure until it is clear why."""
+        told = []
+        for message in pickle.loads(data):
+            kind, team = message[0], self._team
+            if team is not None and kind in "se" and message[1] == team[0]:
+                if kind == "s":
+                    team[1].begin(rank, time.monotonic())
+                elif message[4] == "failed":
+                    team[1].fail(rank, message, time.monotonic())
+                    continue
+                else:
+                    team[1].end(rank)
+                    if rank == 0:
+                        self._team = None  # it is over, and well
+            if rank == 0 or kind == "x":
+                told.append(message)
+        return pickle.dumps(told, protocol=5) if told else b""
+
+    def _settled(self) -> list[tuple[Any, ...]]:
+        """The failure of a crew, once it is clear why; who has not noticed ends with it, and so do the others."""
+        team = self._team
+        if team is None or team[1].wait_s(time.monotonic()) != 0.0:
+            return []
+        rank, message = team[1].why()
         if rank:
-            broken = [message for message in messages if message[0] == "x"]
-            if broken:
-                found.append(("m", pickle.dumps(broken, protocol=5)))
-            return None
-        if any(message[0] == "e" and message[4] == "failed" for message in messages):
-            deadline_s = time.monotonic() + _FAREWELL_S
-            while time.monotonic() < deadline_s:
-                dead = next((child for child in crew[1:] if child.is_over()), None)
-                if dead is not None:
-                    data = pickle.dumps([m for m in messages if m[0] != "e"], protocol=5)
-                    found += [("m", data)] if self._shared else self._with_files(data)
-                    return dead
-                time.sleep(0.01)
-        found += [("m", data)] if self._shared else self._with_files(data)
-        return None
+            *before, error, kept, _ = message
+            where = f"On the worker of rank {rank}:\n" if error else ""
+            message = (*before, where + error, kept, None)
+        found = self._passed_on(pickle.dumps([message], protocol=5))
+        self._team = None
+        if team[1].running:
+            self._bury()
+            found.append(("d", None, ""))
+        return found
 
     def _with_files(self, data: bytes) -> list[tuple[Any, ...]]:
         """Messages with the files they tell of before them; a checkpoint that is gone already is not told of."""

@@ -61,7 +61,8 @@ class Executor(ABC):
     Called by the study alone, from one thread. The executor owns its processes, threads and clock; ``close``
     ends them. Nothing runs before ``open`` and the constructor only checks its arguments. Every launched segment
     gives a ``Started``, then ``Reported`` and ``Saved`` events in epoch order, then exactly one ``Ended``,
-    also when its worker dies (``lost=True``) or is stopped. A failed training never takes the executor down. A
+    also when its worker dies (``lost=True``) or is stopped. If one of several workers that train a trial together fails
+    or dies, the trial ends with its error, and so do the others. A failed training never takes the executor down. A
     training function that returns before its segment's budget is used up has ended its trial: COMPLETED.
 
     Attributes:

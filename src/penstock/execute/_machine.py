@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from penstock.core import Device
+from penstock.core.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +88,36 @@ def choose_gpus(listing: str, visible: str | None) -> list[Gpu]:
             break
         chosen.append(found)
     return chosen
+
+
+def cpu_slots(count: int, cores: int, threads: int | None) -> dict[str, Device]:
+    """The cores as so many devices, each with ``threads`` of them; None: as many as there are for each."""
+    each = threads or max(1, cores // max(1, count))
+    return {f"cpu:{index}": Device(f"cpu:{index}", "cpu", cores=each) for index in range(count)}
+
+
+def gpu_slots(
+    gpus: Sequence[Gpu], wanted: int | tuple[int, ...] | None, cores: int, threads: int | None
+) -> tuple[dict[str, Device], dict[str, str]]:
+    """GPUs as devices, each with its part of the cores; and how CUDA names them.
+
+    Args:
+        gpus: Those this process sees.
+        wanted: How many of them, or which; None: all.
+        cores: CPU cores.
+        threads: CPU threads of each; None: the cores divided among them.
+
+    Raises:
+        Unsupported: There are fewer.
+    """
+    numbers = range(len(gpus)) if wanted is None else range(wanted) if isinstance(wanted, int) else wanted
+    if any(not 0 <= number < len(gpus) for number in numbers):
+        raise Unsupported(f"gpus = {wanted!r}: this process sees {len(gpus)} GPUs. Drop gpus, or 0 for none.")
+    devices: dict[str, Device] = {}
+    visible: dict[str, str] = {}
+    for number in numbers:
+        name, gpu = f"cuda:{number}", gpus[number]
+        each = threads or max(1, cores // len(numbers))
+        devices[name] = Device(name, gpu.kind, memory_bytes=gpu.memory_bytes, cores=each)
+        visible[name] = gpu.visible
+    return devices, visible

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import sys
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -172,14 +173,19 @@ def _kind(value: Any) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def check_config(trial: int, config: Any) -> InvalidInput:
-    """The error for a configuration that doesn't pickle, naming the value."""
-    for name, value in dict(config).items():
-        try:
-            pickle.dumps(value, protocol=5)
-        except Exception as error:
-            return InvalidInput(
-                f"The configuration of trial {trial} can't be sent to a worker: {name} = {value!r} can't be "
-                f"pickled ({error}). Use plain values in the space and build the object in the training function."
-            )
-    return InvalidInput(f"The configuration of trial {trial} can't be sent to a worker: {config!r}.")
+def check_config(specs: Iterable[Sequence[Any]], error: Exception) -> InvalidInput:
+    """The error for trials of which workers can't be told: the value of a configuration, if it is one."""
+    trials = []
+    for trial, config, *_ in specs:
+        trials.append(str(trial))
+        for name, value in config.items():
+            try:
+                pickle.dumps(value, protocol=5)
+            except Exception as why:
+                return InvalidInput(
+                    f"The configuration of trial {trial} can't be sent to a worker: {name} = {value!r} can't be "
+                    f"pickled ({why}). Use plain values in the space and build the object in the training function."
+                )
+    return InvalidInput(
+        f"Trial {', '.join(trials)} can't be sent to a worker: it can't be pickled ({error})."
+    )

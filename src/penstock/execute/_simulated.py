@@ -6,7 +6,6 @@ import functools
 import heapq
 import inspect
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
@@ -36,9 +35,10 @@ from penstock.core.errors import ExecutorError, InvalidInput
 from penstock.core.measurement import measurement
 from penstock.energy import Draw, Fleet, SimulatedGpus
 from penstock.execute._base import Executor, Job, Launch
+from penstock.execute._scripts import Eager, Lazy, Step
 from penstock.execute._wire import spec_of
 from penstock.predict import Overhead
-from penstock.train._checkpoint import MemoryCheckpoints, Report
+from penstock.train._checkpoint import MemoryCheckpoints
 from penstock.train._worker import End, Settings, Spec, execute
 
 Seconds: TypeAlias = float | Callable[[Config, int], float] | Callable[[Config, int, Placement], float]
@@ -48,135 +48,6 @@ Failure: TypeAlias = Callable[[int, int, int], bool]
 """``failure(trial, epoch, attempt)``: whether the worker dies in that epoch (from 0) of that try."""
 
 _EPSILON = 1e-9
-_CLOSED = ("closed", False)
-
-
-@dataclass(slots=True)
-class _Step:
-    """What a trial does next: some epochs, then its news."""
-
-    epochs: list[int]  # those it takes time for, counted from 0
-    reports: list[Report] = field(default_factory=list)
-    saved: list[tuple[int, str]] = field(default_factory=list)
-    end: End | None = None
-
-
-@final
-class _Script:
-    """The steps of one segment, in order, from the news its training function gives."""
-
-    def __init__(self) -> None:
-        self._at: int | None = None  # epochs accounted for
-        self.steps: list[_Step] = []
-
-    def _to(self, epoch: int) -> _Step:
-        at = epoch - 1 if self._at is None else self._at
-        if epoch > at or not self.steps:
-            self.steps.append(_Step(list(range(at, epoch))))
-            self._at = epoch
-        return self.steps[-1]
-
-    def begin(self, epoch: int) -> None:
-        if self._at is None:
-            self._at = epoch
-
-    def report(self, report: Report) -> None:
-        self._to(report[0]).reports.append(report)
-
-    def save(self, epoch: int, path: str) -> None:
-        self._to(epoch).saved.append((epoch, path))
-
-    def close(self, end: End) -> None:
-        at = self._at or 0
-        # A failure comes in the middle of an epoch: it has taken that epoch's time.
-        extra = range(at, end.epoch + 1) if end.status == TrialStatus.FAILED else range(at, end.epoch)
-        if extra or not self.steps:
-            self.steps.append(_Step(list(extra)))
-        self.steps[-1].end = end
-
-
-@final
-class _Eager:
-    """A training function that is called at once: its budget is finite."""
-
-    def __init__(self, call: Callable[[Any], End], start: int) -> None:
-        self._script = _Script()
-        self._script.begin(start)
-        self._script.close(call(self))
-        self._next = 0
-
-    def reported(self, report: Report) -> None:
-        self._script.report(report)
-
-    def saved(self, epoch: int, path: str) -> None:
-        self._script.save(epoch, path)
-
-    def told(self) -> tuple[str, bool] | None:
-        return None
-
-    def next(self) -> _Step:
-        step = self._script.steps[self._next]
-        self._next += 1
-        return step
-
-    def quit(self) -> None:
-        pass
-
-
-@final
-class _Lazy:
-    """A training function without a budget, which may go on for ever: it is let on epoch by epoch."""
-
-    def __init__(self, call: Callable[[Any], End], start: int) -> None:
-        self._script = _Script()
-        self._script.begin(start)
-        self._go = threading.Semaphore(0)
-        self._came = threading.Semaphore(0)
-        self._stop: tuple[str, bool] | None = None
-        self._over = False
-        self._thread = threading.Thread(
-            target=self._run, args=(call,), name="penstock-simulated", daemon=True
-        )
-        self._begun = False
-
-    def _run(self, call: Callable[[Any], End]) -> None:
-        self._go.acquire()
-        try:
-            self._script.close(call(self))
-        finally:
-            self._over = True
-            self._came.release()
-
-    def reported(self, report: Report) -> None:
-        self._script.report(report)
-
-    def saved(self, epoch: int, path: str) -> None:
-        self._script.save(epoch, path)
-
-    def told(self) -> tuple[str, bool] | None:
-        if self._script.steps and self._stop is None:
-            self._came.release()
-            self._go.acquire()
-        return self._stop
-
-    def next(self) -> _Step:
-        steps = self._script.steps
-        if not steps:
-            if not self._begun:
-                self._begun = True
-                self._thread.start()
-            self._go.release()
-            self._came.acquire()
-        if not steps:
-            raise ExecutorError("A simulated training function ended without a word.")
-        return steps.pop(0)
-
-    def quit(self) -> None:
-        """Unwind the function; what it does from now on is nobody's."""
-        self._stop = _CLOSED
-        if self._begun and not self._over:
-            self._go.release()
-            self._thread.join(timeout=10)
 
 
 @dataclass(slots=True, eq=False)
@@ -184,10 +55,10 @@ class _Member:
     """One trial of a flight."""
 
     segment: Segment
-    source: _Eager | _Lazy
+    source: Eager | Lazy
     epoch: int
     stop: tuple[str, bool] | None = None
-    step: _Step | None = None
+    step: Step | None = None
     took_s: float = 0.0
     drawn_j: float = 0.0
     ended: Ended | None = None
@@ -423,7 +294,7 @@ class Simulated(Executor):
 
         kept = None if path is None else self._box.get(path)
         start = 0 if kept is None else kept[0]
-        source = _Lazy(call, start) if segment.until is None else _Eager(call, start)
+        source = Lazy(call, start) if segment.until is None else Eager(call, start)
         return _Member(segment, source, known)
 
     def _hold(self, placement: Placement) -> None:
@@ -661,7 +532,7 @@ class Simulated(Executor):
         held = {share.device for share in flight.shares}
         self._release((*flight.shares, *(share for share in flight.target if share.device not in held)))
 
-    def _tell(self, member: _Member, step: _Step, now_s: float) -> None:
+    def _tell(self, member: _Member, step: Step, now_s: float) -> None:
         trial, end = member.segment.trial.id, step.end
         for epoch, metrics, _, energy in step.reports:
             joules = None if energy is None else measurement(*energy)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.core import Ended, Noted, Placement, Reported, Saved, Segment, TrialStatus, total
+from penstock.core import Ended, Noted, Placement, Reported, Saved, Segment, Share, TrialStatus, total
 from penstock.core.errors import InvalidInput
 from penstock.core.measurement import Measurement, measurement
 from penstock.execute._base import Job, Launch
+from penstock.execute._holdings import EPSILON
 from penstock.train._worker import Settings
 
 SpecTuple: TypeAlias = tuple[Any, ...]
@@ -24,6 +29,15 @@ def settings_of(job: Job) -> Settings:
         job.options.get("make_meter"),
         job.options.get("choose_fusion"),
     )
+
+
+def whereabouts(files: Path) -> tuple[list[str], list[str], str]:
+    """The driver's search path, arguments and folder, for workers to have the same; ``files`` if that is gone."""
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        cwd = str(files.absolute())
+    return [os.path.abspath(entry) if entry == "" else entry for entry in sys.path], sys.argv, cwd
 
 
 def spec_of(segment: Segment, path: str | None, known: int, attempt: int) -> SpecTuple:
@@ -84,6 +98,12 @@ def to_event(message: tuple[Any, ...], time_s: float) -> Reported | Saved | Note
     if kind == "n":
         return Noted(time_s, message[4], message[5], trial)
     return None
+
+
+def weighed(facts: Mapping[str, Any], shares: Sequence[Share]) -> dict[str, Any]:
+    """What a worker must know of its placement, with its weight among those that share its devices."""
+    fraction = sum(share.fraction for share in shares) / len(shares)
+    return dict(facts) if fraction >= 1.0 - EPSILON else {**facts, "fraction": fraction}
 
 
 def also_drew(drawn: Measurement | None, ended: Ended) -> Ended:

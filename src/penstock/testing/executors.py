@@ -34,7 +34,7 @@ from penstock.core import (
 )
 from penstock.core.errors import InvalidInput
 from penstock.execute import Executor, Job, Launch
-from penstock.train import Run
+from penstock.train import Run, elastic
 
 DEADLINE_S = 300.0
 """Wall time after which a drive that hangs is given up."""
@@ -271,6 +271,27 @@ def stamps(run: Run) -> None:
         begin_s = time.monotonic()
         time.sleep(0.02)
         run.report(loss=0.0, begin_s=begin_s, end_s=time.monotonic())
+
+
+@elastic(max_devices=2)
+def one_fails(run: Run) -> None:
+    """One worker of two fails in its third epoch of the first try, while the other waits for its word.
+
+    DistributedDataParallel keeps the group's connections open, so that the other does not see them closed.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank = run.world.rank
+    model = DistributedDataParallel(torch.nn.Linear(3, 1))
+    for epoch in run.epochs():
+        mark = run.folder / "failed"
+        if epoch == 2 and rank == run.config["rank"] and not mark.exists():
+            mark.touch()
+            raise ValueError(f"rank {rank} alone")
+        model(torch.ones(2, 3)).sum().backward()
+        run.save(epoch)
+        run.report(loss=float(epoch))
 
 
 @dataclass
@@ -522,6 +543,29 @@ class ExecutorSuite(ABC):
         metrics = drive.reports(0)[0].metrics
         assert dict(metrics) == {"loss": 0.5, "whole": 3.0, "zero_d": 0.25, "plain": 7.0, "ratio": 0.125}
         assert {type(value) for value in metrics.values()} == {float}
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_one_failure_ends_all_workers_of_a_trial(self, make: Callable[..., Drive], rank: int) -> None:
+        """With its own error, at once: by itself the other would wait for the group's timeout, which is an hour.
+
+        A ``Drive`` waits no longer than five minutes. Both devices are free for the next try.
+        """
+        drive = make(one_fails, meter=False)
+        if not (self.ships_work and drive.executor.spreads):
+            pytest.skip("trials do not spread over workers")
+        shares = [Share(free.device.id) for free in drive.executor.free()]
+        work = segment(rank, until=4, config={"rank": rank})
+        for attempt in range(2):
+            drive.submit([work])
+            drive.start([work], shares, max_devices=2, attempt=attempt)
+            drive.finish(attempt + 1)
+            drive.until(lambda: sum(free.fraction for free in drive.executor.free()) == 2)
+        failed, completed = (event for event in drive.of(rank) if isinstance(event, Ended))
+        assert (failed.status, failed.lost, failed.epoch) == (TrialStatus.FAILED, False, 2)
+        assert failed.reason == f"ValueError: rank {rank} alone"
+        assert "raise ValueError" in failed.error
+        assert ("On the worker of rank 1" in failed.error) == (rank == 1)
+        assert (completed.status, completed.epoch) == (TrialStatus.COMPLETED, 4)
 
     # -- stopping ---------------------------------------------------------------------------------------
 

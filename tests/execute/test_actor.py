@@ -1,0 +1,71 @@
+"""An actor's side of the Ray executor, with real worker processes and without Ray."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core import Placement, Share
+from penstock.execute import Job, Launch, pack
+from penstock.execute._actor import Order, Slot, boot_id
+from penstock.execute._wire import settings_of, specs_of
+from penstock.testing.executors import DEADLINE_S, returns_float, segment
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    made = Slot()
+    yield made
+    made.close()
+
+
+def opened(slot: Slot, folder: Path, turn: int) -> None:
+    job = Job(returns_float, folder, ("loss",), meter=False)
+    (folder / "logs").mkdir(exist_ok=True)
+    order = Order(
+        "worker",
+        settings_of(job),
+        "",
+        True,
+        tuple(sys.path),
+        tuple(sys.argv),
+        os.getcwd(),
+        boot_id(),
+        1,
+        0,
+        turn,
+    )
+    slot.open(order, pack(returns_float))
+
+
+def told(slot: Slot, turn: int, wanted: str) -> list[tuple[Any, ...]]:
+    """Its messages, until there is one of this kind."""
+    found: list[tuple[Any, ...]] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not any(message[0] == wanted for message in found):
+        assert time.monotonic() < deadline_s
+        for item in slot.news(turn, 5.0):
+            assert item[0] == "m", item
+            found += pickle.loads(item[1])
+    return found
+
+
+def test_a_segment_for_a_worker_that_has_died_is_not_given_to_the_next(slot: Slot, tmp_path: Path) -> None:
+    """Its files may come late: by then the driver knows of the death and has it run elsewhere."""
+
+    def message(number: int) -> bytes:
+        launch = Launch(Placement((segment(number, until=1),), (Share("a"),)), (None,), (0,))
+        return pickle.dumps((number, specs_of(launch), ("cpu",), 1, {}), protocol=5)
+
+    for turn in (1, 2):
+        opened(slot, tmp_path, turn)
+    slot.take(1, 7, (7,), (message(7),))
+    slot.take(2, 8, (8,), (message(8),))
+    assert {message[2] for message in told(slot, 2, "e") if message[0] != "y"} == {8}
