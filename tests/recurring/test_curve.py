@@ -247,6 +247,46 @@ def test_drift_drops_what_no_longer_holds():
     assert math.exp(after.logs[64][1] / 4) == pytest.approx(25.0)
 
 
+CHANGES = {
+    "data grow by 1.5% a night": lambda night: (10, 1.015**night),
+    "an epoch takes three times as long": lambda night: (10, 3.0 if night >= 20 else 1.0),
+    "one night has a tenth of the data": lambda night: (10, 0.1 if night == 20 else 1.0),
+    "one night is easy": lambda night: (2 if night == 20 else 10, 1.0),
+    "the first night is easy": lambda night: (10 if night else 2, 1.0),
+    "three times as many epochs": lambda night: (30 if night >= 20 else 10, 1.0),
+}
+
+
+@pytest.mark.parametrize("sizes", [(32,), (16, 32, 64)])
+@pytest.mark.parametrize("beta", [1.2, 2.0])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_job_that_changes_is_soon_trained_to_its_target_again(change, beta, sizes):
+    """Nights of up to three runs, each stopped as ``run()`` stops it: no cost limit may stop all of them for ever."""
+    spec = JobSpec(sizes, 32, beta=beta, limits_w=LIMITS, max_power_w=250.0)
+    history, rng, reached = History(), np.random.default_rng(0), []
+    for night in range(80):
+        for attempt in range(3):
+            number = history.next_number
+            choice = Curve().choose(history.view(spec), number, retry=attempt > 0)
+            epochs, factor = change(night)
+            need = max(1, round(epochs * rng.normal(1.0, 0.05)))
+            points = {w: (factor * (1 + (250 - w) / 300), 0.9 * w) for w in LIMITS}
+            time_s, power_w = points[choice.limit_w or 150.0]
+            epoch_cost = spec.cost(time_s * power_w, time_s)
+            limit = math.inf if choice.cost_limit is None else choice.cost_limit
+            ran = next(n for n in range(1, need + 1) if n == need or (n + 1) * epoch_cost > limit)
+            measured = {w: points[w] for w in choice.profile_w or (choice.limit_w,)}
+            history.add_decision(Decision(number, choice.batch_size, choice.limit_w, choice.profile_w))
+            history.add_result(
+                Result(number, ran, ran * time_s, ran * time_s * power_w, ran == need, measured)
+            )
+            if ran == need:
+                break
+        reached.append(ran == need)
+    assert reached.count(False) <= 5
+    assert all(reached[30:])
+
+
 def test_noise_alone_is_not_drift():
     rng = np.random.default_rng(0)
     alarms = 0
