@@ -14,11 +14,11 @@ from penstock.cli._app import app
 from penstock.core import Noted, SessionOpened, TrialStatus
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
+from penstock.recurring import RecurringJob
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
 from penstock.report._static import figures, jobs_alone, report_html, report_markdown, write_report
 from penstock.report.views import Folded
-from penstock.recurring import RecurringJob
 from penstock.store import open_store
 from penstock.testing.journals import folded_of, journal
 

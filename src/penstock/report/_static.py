@@ -210,7 +210,7 @@ def headline(folded: Folded | None, jobs: Mapping[str, Any] | None = None) -> li
 
 def _job_words(told: Mapping[str, Any]) -> str:
     """A recurring job in one line."""
-    runs = [run for run in told["runs"] if run["time_s"] is not None]  # as "penstock recur --status" counts them
+    runs = [run for run in told["runs"] if run["time_s"] is not None]  # counted as by "recur --status"
     waited_for = sum(run["state"] == "under way" for run in told["runs"])
     reached = sum(run["state"] == "reached" for run in runs)
     spent = [run["energy_j"] for run in runs if run["energy_j"] is not None]
