@@ -205,6 +205,58 @@ def test_batch_sizes_that_crash_twice_are_left_alone():
     } == set()
 
 
+def crash(history: History, *sizes: int) -> None:
+    for size in sizes:
+        number = history.next_number
+        history.add_decision(Decision(number, size))
+        history.add_result(Result(number, 0.0, 1.0, 1.0, False, {}, "No space left on device"))
+
+
+def test_crashes_of_an_outage_say_nothing_of_the_batch_sizes():
+    """Before the first success, or together with a batch size that has worked: no fault of theirs."""
+    before = History()
+    crash(before, 64, 32, 128, 16, 64, 32, 128, 16)
+    assert curve._evidence(before.view(SPEC).seen).broken == {64, 32, 128, 16}
+    number = before.next_number
+    before.add_decision(Decision(number, 8))
+    before.add_result(Result(number, 10.0, 10.0, 1000.0, True))
+    assert curve._evidence(before.view(SPEC).seen).broken == set()
+
+    later = history_of([(64, 10.0, True)] * 2)
+    crash(later, 128, 128, 64, 32, 32)
+    assert curve._evidence(later.view(SPEC).seen).broken == set()
+
+    memory = history_of([(64, 10.0, True)] * 2)
+    crash(memory, 128, 128, 32)
+    assert curve._evidence(memory.view(SPEC).seen).broken == {128}
+
+
+@pytest.mark.parametrize("outage", [(0, 3), (0, 4), (1, 4)])
+def test_a_job_finds_its_best_batch_size_after_an_outage(outage):
+    need = {8: 30, 16: 9, 32: 14, 64: 18, 128: 29}
+    history = History()
+    for night in range(60):
+        for attempt in range(3):
+            number = history.next_number
+            choice = Curve().choose(history.view(SPEC), number, retry=attempt > 0)
+            if outage[0] <= night < outage[1]:
+                crash(history, choice.batch_size)
+                continue
+            limit_w, epochs = choice.limit_w or 250.0, need[choice.batch_size]
+            cost = SPEC.cost(limit_w, 1.0)
+            ran = next(
+                n
+                for n in range(1, epochs + 1)
+                if n == epochs or (n + 1) * cost > (choice.cost_limit or math.inf)
+            )
+            measured = {w: (1.0, w) for w in choice.profile_w or (limit_w,)}
+            history.add_decision(Decision(number, choice.batch_size, choice.limit_w, choice.profile_w))
+            history.add_result(Result(number, ran, ran, ran * limit_w, ran == epochs, measured))
+            if ran == epochs:
+                break
+    assert choice.batch_size == 16
+
+
 def test_what_is_under_way_is_not_explored_again():
     history = history_of([(64, 10.0, True)])
     picked = []

@@ -172,7 +172,7 @@ class _Evidence:
     Attributes:
         logs: Count, sum and sum of squares of log epochs of runs that reached the target.
         beyond: Epochs of runs that were stopped before it.
-        crashes: Runs that failed by themselves.
+        crashes: Runs that failed by themselves and may have done so because of their batch size.
         noise: The relative spread of epochs between runs: pooled, with a prior.
         fewest: The least epochs of a run that reached the target.
         epoch_costs: What an epoch of the latest run cost.
@@ -267,6 +267,8 @@ class _Gathering:
         self._logs: dict[int, tuple[int, float, float]] = {}
         self._beyond: dict[int, list[float]] = {}
         self._crashes: dict[int, int] = {}
+        self._crashed_since: list[int] = []  # sizes of the runs that crashed since the last one that did not
+        self._outage = False
         self._fewest: dict[int, float] = {}
         self._epoch_costs: dict[int, float] = {}
         self._stopped = 0
@@ -288,9 +290,11 @@ class _Gathering:
             size = one.batch_size
             n, total, square = self._logs.get(size, (0, 0.0, 0.0))
             if one.error and not one.reached:
-                self._crashes[size] = self._crashes.get(size, 0) + 1
+                self._crashed(size)
                 self._at += 1
                 continue
+            self._crashed_since.clear()
+            self._outage = False
             log = math.log(max(one.epochs, 0.5))
             if n >= 2:
                 departure = (log - total / n) / math.sqrt(self._squares / self._freedom * (1.0 + OUTLIER / n))
@@ -300,6 +304,8 @@ class _Gathering:
                 if self._departed(departure):
                     continue
             if one.reached:
+                if not self._logs:  # until now everything failed, so that nothing is known of any batch size
+                    self._crashes.clear()
                 if n:
                     self._squares += (log - total / n) ** 2 * n / (n + 1)
                     self._freedom += 1
@@ -312,6 +318,17 @@ class _Gathering:
             if _tells_cost(one):
                 self._epoch_costs[size] = one.cost / one.epochs
             self._at += 1
+
+    def _crashed(self, size: int) -> None:
+        """Count a crash, unless a batch size that works is among those that crash in a row: then it is an outage."""
+        if self._outage or size in self._logs:
+            self._outage = True
+            for each in self._crashed_since:
+                self._crashes[each] -= 1
+            self._crashed_since.clear()
+        else:
+            self._crashed_since.append(size)
+            self._crashes[size] = self._crashes.get(size, 0) + 1
 
     def _departed(self, departure: float) -> bool:
         """Whether the job has changed; then evidence begins anew where it did."""
