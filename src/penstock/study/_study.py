@@ -18,6 +18,7 @@ from penstock.core import (
     Noted,
     PlanPass,
     StudyState,
+    Submitted,
     TrialRecord,
     VirtualClock,
 )
@@ -492,7 +493,7 @@ class Study:
         return folder
 
     def _create(self, store: Store) -> StudyEntry:
-        if self._name is not None and self._name in _names_in(store):
+        if self._name is not None and self._name in _names_in(store) and not _gave_way(store, self._name):
             raise InvalidInput(
                 f"There is a study {self._name!r} in {store.url} already. Go on with it by "
                 f"Study.load({str(self._target)!r}, {self._name!r}).run(), or give this one another name."
@@ -961,6 +962,21 @@ def _called(work: object) -> str:
 
 def _names_in(store: Store) -> set[str]:
     return {entry.name for entry in store.studies()}
+
+
+def _gave_way(store: Store, name: str) -> bool:
+    """Take a study of that name out of the store if it never had a trial: a mistake ended it before its first one.
+
+    Raises:
+        StoreError: Another process runs it.
+    """
+    entry = store.find(name)
+    if any(isinstance(event, Submitted) for _, event in store.read(entry.id)):
+        return False
+    store.lock(entry.id)
+    store.cut(entry.id, keep=0)
+    store.forget(entry.id)
+    return True
 
 
 def _gpus_of(parts: Mapping[str, Any], executor: Executor | None) -> SimulatedGpus | None:
