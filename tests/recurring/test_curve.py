@@ -205,6 +205,58 @@ def test_batch_sizes_that_crash_twice_are_left_alone():
     } == set()
 
 
+def crash(history: History, *sizes: int) -> None:
+    for size in sizes:
+        number = history.next_number
+        history.add_decision(Decision(number, size))
+        history.add_result(Result(number, 0.0, 1.0, 1.0, False, {}, "No space left on device"))
+
+
+def test_crashes_of_an_outage_say_nothing_of_the_batch_sizes():
+    """Before the first success, or together with a batch size that has worked: no fault of theirs."""
+    before = History()
+    crash(before, 64, 32, 128, 16, 64, 32, 128, 16)
+    assert curve._evidence(before.view(SPEC).seen).broken == {64, 32, 128, 16}
+    number = before.next_number
+    before.add_decision(Decision(number, 8))
+    before.add_result(Result(number, 10.0, 10.0, 1000.0, True))
+    assert curve._evidence(before.view(SPEC).seen).broken == set()
+
+    later = history_of([(64, 10.0, True)] * 2)
+    crash(later, 128, 128, 64, 32, 32)
+    assert curve._evidence(later.view(SPEC).seen).broken == set()
+
+    memory = history_of([(64, 10.0, True)] * 2)
+    crash(memory, 128, 128, 32)
+    assert curve._evidence(memory.view(SPEC).seen).broken == {128}
+
+
+@pytest.mark.parametrize("outage", [(0, 3), (0, 4), (1, 4)])
+def test_a_job_finds_its_best_batch_size_after_an_outage(outage):
+    need = {8: 30, 16: 9, 32: 14, 64: 18, 128: 29}
+    history = History()
+    for night in range(60):
+        for attempt in range(3):
+            number = history.next_number
+            choice = Curve().choose(history.view(SPEC), number, retry=attempt > 0)
+            if outage[0] <= night < outage[1]:
+                crash(history, choice.batch_size)
+                continue
+            limit_w, epochs = choice.limit_w or 250.0, need[choice.batch_size]
+            cost = SPEC.cost(limit_w, 1.0)
+            ran = next(
+                n
+                for n in range(1, epochs + 1)
+                if n == epochs or (n + 1) * cost > (choice.cost_limit or math.inf)
+            )
+            measured = {w: (1.0, w) for w in choice.profile_w or (limit_w,)}
+            history.add_decision(Decision(number, choice.batch_size, choice.limit_w, choice.profile_w))
+            history.add_result(Result(number, ran, ran, ran * limit_w, ran == epochs, measured))
+            if ran == epochs:
+                break
+    assert choice.batch_size == 16
+
+
 def test_what_is_under_way_is_not_explored_again():
     history = history_of([(64, 10.0, True)])
     picked = []
@@ -245,6 +297,46 @@ def test_drift_drops_what_no_longer_holds():
     assert before.logs[64][0] == 20
     assert after.logs[64][0] == 4
     assert math.exp(after.logs[64][1] / 4) == pytest.approx(25.0)
+
+
+CHANGES = {
+    "data grow by 1.5% a night": lambda night: (10, 1.015**night),
+    "an epoch takes three times as long": lambda night: (10, 3.0 if night >= 20 else 1.0),
+    "one night has a tenth of the data": lambda night: (10, 0.1 if night == 20 else 1.0),
+    "one night is easy": lambda night: (2 if night == 20 else 10, 1.0),
+    "the first night is easy": lambda night: (10 if night else 2, 1.0),
+    "three times as many epochs": lambda night: (30 if night >= 20 else 10, 1.0),
+}
+
+
+@pytest.mark.parametrize("sizes", [(32,), (16, 32, 64)])
+@pytest.mark.parametrize("beta", [1.2, 2.0])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_job_that_changes_is_soon_trained_to_its_target_again(change, beta, sizes):
+    """Nights of up to three runs, each stopped as ``run()`` stops it: no cost limit may stop all of them for ever."""
+    spec = JobSpec(sizes, 32, beta=beta, limits_w=LIMITS, max_power_w=250.0)
+    history, rng, reached = History(), np.random.default_rng(0), []
+    for night in range(80):
+        for attempt in range(3):
+            number = history.next_number
+            choice = Curve().choose(history.view(spec), number, retry=attempt > 0)
+            epochs, factor = change(night)
+            need = max(1, round(epochs * rng.normal(1.0, 0.05)))
+            points = {w: (factor * (1 + (250 - w) / 300), 0.9 * w) for w in LIMITS}
+            time_s, power_w = points[choice.limit_w or 150.0]
+            epoch_cost = spec.cost(time_s * power_w, time_s)
+            limit = math.inf if choice.cost_limit is None else choice.cost_limit
+            ran = next(n for n in range(1, need + 1) if n == need or (n + 1) * epoch_cost > limit)
+            measured = {w: points[w] for w in choice.profile_w or (choice.limit_w,)}
+            history.add_decision(Decision(number, choice.batch_size, choice.limit_w, choice.profile_w))
+            history.add_result(
+                Result(number, ran, ran * time_s, ran * time_s * power_w, ran == need, measured)
+            )
+            if ran == need:
+                break
+        reached.append(ran == need)
+    assert reached.count(False) <= 5
+    assert all(reached[30:])
 
 
 def test_noise_alone_is_not_drift():

@@ -246,6 +246,30 @@ def test_batch_sizes_may_change_between_restarts(tmp_path: Path):
         assert job.decide().batch_size in (64, 128)
 
 
+def test_a_job_with_another_target_is_refused_once_runs_have_reached_theirs(tmp_path: Path):
+    def train(run):
+        for epoch in run.epochs(9):
+            run.report(accuracy=epoch / 8, loss=1.0)
+
+    def job(*target):
+        return RecurringJob(
+            "t", train, batch_sizes=[8, 16], default=8, target=target, store=tmp_path / "t.db"
+        )
+
+    with job("accurracy", 0.5) as wrong:  # a slip: nothing was learnt, and it may be put right
+        assert not wrong.run(tries=1).reached
+    with job("accuracy", 0.5) as first:
+        assert first.run().reached
+    with job("accuracy", 0.9) as other:
+        with pytest.raises(InvalidInput, match=r"accuracy >= 0\.5, and this one is for accuracy >= 0\.9"):
+            other.run()
+        decision = other.decide()  # a cluster judges by itself
+        other.observe(decision, epochs=3, time_s=1.0, energy_j=1.0, reached=True)
+        assert len(other.history.decisions) == 3
+    with job("accuracy", ">=", 0.5) as again:
+        assert again.run().reached
+
+
 def test_learning_rates_follow_the_batch_size():
     trainer = Trainer()
     job = trainer.job(config={"lr": 0.1}, scale_lr="sqrt", batch_sizes=[256, 1024])

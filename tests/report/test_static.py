@@ -14,6 +14,7 @@ from penstock.cli._app import app
 from penstock.core import Noted, SessionOpened, TrialStatus
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
+from penstock.recurring import RecurringJob
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
 from penstock.report._static import figures, jobs_alone, report_html, report_markdown, write_report
@@ -155,6 +156,17 @@ def test_markdown_report_has_front_failures_and_log():
     assert 0 < len(last) <= 20
     assert {row[1] for row in last} >= {"noted"}
     assert table_of(text, "Recurring job nightly")[0][:3] == ["32", "3", "2"]
+
+
+def test_a_report_counts_the_runs_of_a_job_as_its_status_does(tmp_path):
+    with RecurringJob("nightly", batch_sizes=[8, 16], default=8, store=tmp_path / "s.db") as job:
+        job.observe(job.decide(), epochs=3, time_s=1.0, energy_j=5.0, reached=True)
+        job.abandon(job.decide())
+        job.decide()
+        status = job.status()
+    text, _ = jobs_alone(tmp_path / "s.db")
+    assert (status["results"], status["reached"], len(status["under_way"])) == (1, 1, 1)
+    assert text.startswith("job nightly: 1 run, 1 reached the target, 1 under way; 5 J in all")
 
 
 def test_a_store_with_nothing_but_a_recurring_job_has_a_report(tmp_path):

@@ -464,6 +464,33 @@ def test_damaged_file(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.faults
+def test_what_can_not_be_salvaged_says_so(tmp_path: Path) -> None:
+    """Nobody is sent round in circles, and a store of which little is left is not taken for one of somebody else's."""
+    path, cut, new = tmp_path / "study.db", tmp_path / "cut.db", tmp_path / "new.db"
+    made(path, 50)
+    data = path.read_bytes()
+
+    def salvaged(length: int) -> dict[str, int] | str:
+        cut.write_bytes(data[:length])
+        new.unlink(missing_ok=True)
+        try:
+            return salvage(cut, new)
+        except StoreCorrupt as error:
+            return str(error)
+
+    lost = 0
+    for length in range(4096, len(data), 2048):
+        told = salvaged(length)
+        if isinstance(told, str):
+            lost += 1
+            assert "Not even the list of studies" in told
+            assert not new.exists()
+            with pytest.raises(StoreCorrupt, match="damaged"):
+                open_store(cut, write=True).studies()
+    assert lost
+
+
+@pytest.mark.faults
 def test_pages_tell_what_sqlite_tells(tmp_path: Path) -> None:
     """Searched page by page, a sound file gives the rows that SQLite gives, long and odd ones included."""
     from penstock.store._pages import rows_in

@@ -515,3 +515,29 @@ def test_what_was_there_before_is_spared_the_collector_while_a_study_runs_and_no
     pk.Study(train, space, minimize="loss", scheduler=pk.Full(trials=2), executor=executor, store=False).run()
     assert min(counts) > 10_000
     assert gc.get_freeze_count() == 0
+
+
+def test_a_study_that_never_had_a_trial_leaves_its_name_free(tmp_path):
+    """A mistake that is found only at the first trial is mended in the script, which keeps its name for the study."""
+
+    def study(**options):
+        return pk.Study(
+            lambda run: run.config["x"],
+            {"x": pk.Float(0, 1)},
+            minimize="loss",
+            name="mine",
+            store=tmp_path / "s.db",
+            scheduler=pk.Full(trials=2),
+            executor=pk.Local(1),
+            **options,
+        )
+
+    cells = pk.Quantity("cells", of=lambda config: config["x"])
+    with pytest.raises(InvalidInput, match="No configuration that keeps cells <= -1"):
+        study(limits=[cells <= -1]).run()
+    assert pk.Study.load(tmp_path / "s.db").trials == []
+    assert len(study(limits=[cells <= 0.5]).run().trials) == 2
+    with pytest.raises(InvalidInput, match="There is a study 'mine'"):
+        study().run()
+    with open_store(tmp_path / "s.db", write=False) as store:
+        assert [entry.name for entry in store.studies()] == ["mine"]

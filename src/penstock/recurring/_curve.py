@@ -54,6 +54,9 @@ OUTLIER = 2.0
 LEAST_STOP = 1.5
 """No run is stopped below so many times the best mean cost: a stopped run teaches less than a finished one."""
 
+STOPS = 3
+"""Where so many runs in a row were stopped, it is the limit that is too low: it is doubled, and again after as many."""
+
 FAILS_PER_OCTAVE = 0.05
 """Prior chance, per octave away from the nearest batch size that reached the target, that one never does."""
 
@@ -93,9 +96,8 @@ class Curve(Policy):
         spec = view.spec
         recent = view.seen if spec.window is None else view.seen[-spec.window :]
         evidence = _gathered(view) if spec.window is None else _evidence(_own(spec, recent))
-        cap = spec.beta * evidence.least if math.isfinite(evidence.least) else None
-        if len(spec.batch_sizes) == 1 or not evidence.logs:
-            return self._with_limit(view, _before_any_success(spec, evidence), cap)
+        if not evidence.logs:
+            return self._with_limit(view, _before_any_success(spec, evidence), None)
         import numpy as np
 
         x = np.log2(np.asarray(spec.batch_sizes, dtype=np.float64))
@@ -118,9 +120,8 @@ class Curve(Policy):
         # size meanwhile).
         under_way = {decision.batch_size for decision in view.pending}
         banned |= {index[size] for size in under_way if size in index and size not in evidence.logs}
-        at, limit = _best_action(epochs, costs, soon, noise, 0.0 if retry else horizon, banned, fails)
-        cost_limit = cap if limit is None or cap is None else min(cap, limit)
-        return self._with_limit(view, spec.batch_sizes[at], cost_limit)
+        at, stop, usual = _best_action(epochs, costs, soon, noise, 0.0 if retry else horizon, banned, fails)
+        return self._with_limit(view, spec.batch_sizes[at], _cost_limit(spec, evidence, stop, usual))
 
     def _with_limit(self, view: View, size: int, cost_limit: float | None) -> Choice:
         limit_w, profile_w = thrifty_limits(view, size)
@@ -171,16 +172,26 @@ class _Evidence:
     Attributes:
         logs: Count, sum and sum of squares of log epochs of runs that reached the target.
         beyond: Epochs of runs that were stopped before it.
-        crashes: Runs that failed by themselves.
+        crashes: Runs that failed by themselves and may have done so because of their batch size.
         noise: The relative spread of epochs between runs: pooled, with a prior.
-        least: The least cost of a run that reached the target.
+        fewest: The least epochs of a run that reached the target.
+        epoch_costs: What an epoch of the latest run cost.
+        stopped: Runs that were stopped since the last one that reached the target.
     """
 
     logs: dict[int, tuple[int, float, float]]
     beyond: dict[int, list[float]]
     crashes: dict[int, int]
     noise: float
-    least: float
+    fewest: dict[int, float]
+    epoch_costs: dict[int, float]
+    stopped: int
+
+    @property
+    def least(self) -> float | None:
+        """The least that a run which reached the target would cost today: data grow, and old costs with them."""
+        known = [n * self.epoch_costs[b] for b, n in self.fewest.items() if self.epoch_costs.get(b, 0.0) > 0]
+        return min(known, default=None)
 
     @property
     def broken(self) -> set[int]:
@@ -215,7 +226,23 @@ def _gathered(view: View) -> _Evidence:
         return evidence
     # Costs that are translated change with the profiles; nothing else that was gathered does.
     present = _own(view.spec, view.seen)[known.began :]
-    return replace(evidence, least=min((s.cost for s in present if s.reached), default=math.inf))
+    return replace(evidence, epoch_costs={s.batch_size: s.cost / s.epochs for s in present if _tells_cost(s)})
+
+
+def _tells_cost(one: Seen) -> bool:
+    return one.epochs > 0 and (one.reached or not one.error)
+
+
+def _cost_limit(spec: JobSpec, evidence: _Evidence, stop: float | None, usual: float) -> float | None:
+    """Where to stop a run: at beta times the least cost (Zeus section 4.4), or sooner, where starting again is cheaper.
+
+    But not below what the best batch size usually costs, with some room: one lucky run would have all others stopped,
+    and a run that is stopped early does not tell that it was luck. Nor for ever, if the luck was all there is to know.
+    """
+    if evidence.least is None:
+        return stop
+    cap = max(spec.beta * evidence.least, min(spec.beta, LEAST_STOP) * usual)
+    return (cap if stop is None else min(cap, stop)) * 2.0 ** (evidence.stopped // STOPS)
 
 
 @final
@@ -240,14 +267,20 @@ class _Gathering:
         self._logs: dict[int, tuple[int, float, float]] = {}
         self._beyond: dict[int, list[float]] = {}
         self._crashes: dict[int, int] = {}
-        self._least = math.inf
+        self._crashed_since: list[int] = []  # sizes of the runs that crashed since the last one that did not
+        self._outage = False
+        self._fewest: dict[int, float] = {}
+        self._epoch_costs: dict[int, float] = {}
+        self._stopped = 0
         self._squares, self._freedom = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT
         self._up = self._down = 0.0
 
     def evidence(self) -> _Evidence:
         """What was gathered so far; not to be changed, nor kept."""
         noise = math.sqrt(self._squares / self._freedom)
-        return _Evidence(self._logs, self._beyond, self._crashes, noise, self._least)
+        return _Evidence(
+            self._logs, self._beyond, self._crashes, noise, self._fewest, self._epoch_costs, self._stopped
+        )
 
     def take(self, seen: Sequence[Seen]) -> None:
         """Take in later observations."""
@@ -257,9 +290,11 @@ class _Gathering:
             size = one.batch_size
             n, total, square = self._logs.get(size, (0, 0.0, 0.0))
             if one.error and not one.reached:
-                self._crashes[size] = self._crashes.get(size, 0) + 1
+                self._crashed(size)
                 self._at += 1
                 continue
+            self._crashed_since.clear()
+            self._outage = False
             log = math.log(max(one.epochs, 0.5))
             if n >= 2:
                 departure = (log - total / n) / math.sqrt(self._squares / self._freedom * (1.0 + OUTLIER / n))
@@ -269,14 +304,31 @@ class _Gathering:
                 if self._departed(departure):
                     continue
             if one.reached:
+                if not self._logs:  # until now everything failed, so that nothing is known of any batch size
+                    self._crashes.clear()
                 if n:
                     self._squares += (log - total / n) ** 2 * n / (n + 1)
                     self._freedom += 1
                 self._logs[size] = (n + 1, total + log, square + log * log)
-                self._least = min(self._least, one.cost)
+                self._fewest[size] = min(self._fewest.get(size, math.inf), one.epochs)
+                self._stopped = 0
             else:
                 self._beyond.setdefault(size, []).append(one.epochs)
+                self._stopped += 1
+            if _tells_cost(one):
+                self._epoch_costs[size] = one.cost / one.epochs
             self._at += 1
+
+    def _crashed(self, size: int) -> None:
+        """Count a crash, unless a batch size that works is among those that crash in a row: then it is an outage."""
+        if self._outage or size in self._logs:
+            self._outage = True
+            for each in self._crashed_since:
+                self._crashes[each] -= 1
+            self._crashed_since.clear()
+        else:
+            self._crashed_since.append(size)
+            self._crashes[size] = self._crashes.get(size, 0) + 1
 
     def _departed(self, departure: float) -> bool:
         """Whether the job has changed; then evidence begins anew where it did."""
@@ -449,8 +501,8 @@ def _best_action(
     horizon: float,
     banned: set[int],
     fails: Array,
-) -> tuple[int, float | None]:
-    """The arm with the least expected cost now, less what observing it saves later; and where to stop it.
+) -> tuple[int, float | None, float]:
+    """The arm with the least expected cost now, less what observing it saves later; where to stop it; the least cost.
 
     ``soon`` are the beliefs once the runs under way will have ended: what there is left to learn.
     """
@@ -470,7 +522,7 @@ def _best_action(
         gain = float(mean[best]) - _after(*soon, noise / math.sqrt(repeats), mean)
         value = np.maximum(value, (horizon - repeats) * gain - repeats * (now - float(mean[best])))
     chosen = int(np.argmax(np.where(allowed, value, -np.inf)))
-    return chosen, None if math.isinf(stop[chosen]) else float(stop[chosen])
+    return chosen, None if math.isinf(stop[chosen]) else float(stop[chosen]), float(mean[best])
 
 
 def _after(epochs: _Belief, costs: _Belief, noise: float, mean: Array) -> Array:

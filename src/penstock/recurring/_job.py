@@ -232,11 +232,24 @@ class RecurringJob:
             limits_w: Power limits that device takes, if not the job's own.
             retry: The recurrence's last run failed and it is to run again.
         """
+        return self._decide(device, limits_w, retry, None)
+
+    def _decide(
+        self,
+        device: str | None,
+        limits_w: Sequence[float] | None,
+        retry: bool,
+        target: Target | None,
+    ) -> Decision:
+        """``decide``; a run that is judged here also says by which target."""
         made: list[Decision] = []
         kind = checks.device_name(device)
         settable_w = None if limits_w is None else checks.limits(limits_w)
 
         def change(data: dict[str, Any], history: History) -> dict[str, Any]:
+            if target is not None:
+                self._check_target(data.get("target"), history)
+                data["target"] = [target.metric, target.comparison, target.value]
             spec = self._spec_for(data, settable_w)
             now_s = self._wall.now_s()
             view = replace(history.view(spec, kind), pending=history.waited_for(now_s, self._give_up_s))
@@ -337,7 +350,7 @@ class RecurringJob:
             total_s = total_j = 0.0
             source = Source.MEASURED
             for attempt in range(1, tries + 1):
-                decision = self.decide(device=device, limits_w=limits_w, retry=attempt > 1)
+                decision = self._decide(device, limits_w, attempt > 1, self._target)
                 spec = self._spec_for(self._data(), limits_w)
                 try:
                     done: Launched = launch(
@@ -522,6 +535,17 @@ class RecurringJob:
             return {**data, "records": [*data["records"], record]}
 
         self._tidy(self._update(change))
+
+    def _check_target(self, known: Any, history: History) -> None:
+        """Refuse to learn from runs that were for another target: what they took would mislead."""
+        if known is None or not any(result.reached for result in history.results):
+            return
+        before = Target.parse(known)
+        if before != self._target:
+            raise InvalidInput(
+                f"The runs of job {self.name!r} were for the target {before}, and this one is for {self._target}: "
+                "what they took would mislead it. Give the job another name, or the old target."
+            )
 
     def _config_for(self, batch_size: int) -> dict[str, Any]:
         config = {**self._config, "batch_size": batch_size}

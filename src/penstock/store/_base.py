@@ -128,6 +128,14 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def forget(self, study: int) -> None:
+        """Take a study without records out of the store: its name is free then, its number is never used again.
+
+        Raises:
+            StoreError: The study isn't locked by this store, or has records: ``cut`` them first.
+        """
+
+    @abstractmethod
     def get(self, key: str) -> Any | None:
         """A JSON value that outlives studies (a power profile, a hardware profile), or None."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 
 from penstock.core import Event
 from penstock.core.errors import StoreCorrupt
-from penstock.store._base import Store
+from penstock.store._base import Store, StudyEntry
 from penstock.store._open import open_store, sqlite_path
 from penstock.store._pages import rows_in
 from penstock.store._record import Row, checksum, first_checksum, to_event
@@ -28,20 +28,32 @@ def salvage(damaged: str | os.PathLike[str], new: str | os.PathLike[str]) -> dic
     Raises:
         StoreCorrupt: Not even the list of studies reads.
     """
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(open_store(damaged, write=False))
+            entries = source.studies()
+        except StoreCorrupt as error:
+            raise StoreCorrupt(
+                f"Not even the list of studies in {damaged} reads, so nothing can be copied. Take it from a backup."
+            ) from error
+        target = stack.enter_context(open_store(new, write=True))
+        return _copied(source, entries, target, sqlite_path(damaged))
+
+
+def _copied(source: Store, entries: Iterable[StudyEntry], target: Store, path: Path | None) -> dict[str, int]:
     copied: dict[str, int] = {}
-    with open_store(damaged, write=False) as source, open_store(new, write=True) as target:
-        for entry in source.studies():
-            study = target.create(entry.name, entry.spec, source.work(entry.id)).id
-            target.lock(study)
-            copied[entry.name] = 0
-            events = _events(source, entry.id, sqlite_path(damaged))
-            while batch := list(islice(events, 1000)):
-                target.append(study, batch)
-                copied[entry.name] += len(batch)
-        with suppress(StoreCorrupt):  # profiles can be measured again
-            keys = source.keys()
-            for key in keys:
-                target.put(key, source.get(key))
+    for entry in entries:
+        study = target.create(entry.name, entry.spec, source.work(entry.id)).id
+        target.lock(study)
+        copied[entry.name] = 0
+        events = _events(source, entry.id, path)
+        while batch := list(islice(events, 1000)):
+            target.append(study, batch)
+            copied[entry.name] += len(batch)
+    with suppress(StoreCorrupt):  # profiles can be measured again
+        keys = source.keys()
+        for key in keys:
+            target.put(key, source.get(key))
     return copied
 
 

@@ -126,8 +126,10 @@ def version_of(connection: sa.Connection) -> int | None:
     if not inspector.has_table(meta.name):
         return None
     value = connection.execute(sa.select(meta.c.value).where(meta.c.name == "version")).scalar()
-    if value is None:
-        return None
+    if value is None:  # it is written together with the table
+        raise StoreCorrupt(
+            "The store has lost the number of its format: it is damaged. Take it from a backup."
+        )
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise StoreCorrupt(
             f"The store's format is said to be {value!r}, which is no number. Take it from a backup."

@@ -207,6 +207,21 @@ class SqlStore(Store):
 
         return self._backend.write(change)
 
+    def forget(self, study: int) -> None:
+        """Take a study without records out of the store."""
+        self._check_locked(study)
+
+        def change(connection: sa.Connection) -> bool:
+            empty = (heads.c.study == study) & (heads.c.events == 0)
+            if connection.execute(heads.delete().where(empty)).rowcount != 1:
+                return False
+            connection.execute(studies.delete().where(studies.c.id == study))
+            return True
+
+        if not self._backend.write(change):
+            raise StoreError(f"Study {study} in {self.url} has records: it is not forgotten.")
+        del self._locked[study]
+
     def get(self, key: str) -> Any | None:
         """A JSON value that outlives studies, or None."""
         rows = self._rows(sa.select(kv.c.value).where(kv.c.key == _named("A key", key)))

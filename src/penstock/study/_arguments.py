@@ -131,7 +131,8 @@ def check_energy(budget: Budget, meter: bool, price_per_kwh: Any, currency: Any)
         raise InvalidInput("A budget in Wh, CO2e or money needs the meter: drop meter=False, or the budget.")
     if budget.cost is not None and price_per_kwh is None:
         raise InvalidInput(
-            f"Budget cost={budget.cost:g} needs the price of electricity: give price_per_kwh=."
+            f"Budget cost={budget.cost:g} needs the price of electricity: give price_per_kwh= (--price, on the "
+            "command line)."
         )
 
 

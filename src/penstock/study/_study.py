@@ -18,6 +18,7 @@ from penstock.core import (
     Noted,
     PlanPass,
     StudyState,
+    Submitted,
     TrialRecord,
     VirtualClock,
 )
@@ -422,6 +423,7 @@ class Study:
                 Session(self, engine, store, files, shown, desk).run(notes)
             if rebudgeted is not None and engine.finished:
                 self._say_over(shown)
+            self._say_failed(shown)
         finally:
             self.executor.close()
             shown.close()
@@ -437,6 +439,16 @@ class Study:
             view.say(
                 f"The study is over: {self.scheduler.no_more}. So there are no more trials in it than its {count}; for "
                 "more, start another one with warm_start=."
+            )
+
+    def _say_failed(self, view: View) -> None:
+        """Say that nothing worked: a study that shows nothing would look as if it had."""
+        counts = self.state.counts
+        if counts.failed and counts.failed == counts.total:
+            first = self.trials[0]
+            view.say(
+                f"Nothing was found: {'the only trial' if counts.total == 1 else f'all {counts.total} trials'} failed, "
+                f"trial {first.id} with: {first.reason}"
             )
 
     def _open(self) -> Store:
@@ -481,7 +493,7 @@ class Study:
         return folder
 
     def _create(self, store: Store) -> StudyEntry:
-        if self._name is not None and self._name in _names_in(store):
+        if self._name is not None and self._name in _names_in(store) and not _gave_way(store, self._name):
             raise InvalidInput(
                 f"There is a study {self._name!r} in {store.url} already. Go on with it by "
                 f"Study.load({str(self._target)!r}, {self._name!r}).run(), or give this one another name."
@@ -709,11 +721,37 @@ class Study:
         """
         from penstock.train._restore import restore
 
-        record = trial or self.best
-        if record is None or not record.saved or not isinstance(self.work, Task) or self._entry is None:
+        work = self.work
+        if not isinstance(work, Task):
             raise InvalidInput(
-                "There is no trained network: no trial of a pk.Task has saved a checkpoint yet."
+                f"load_model builds the network of a pk.Task, and the work of this study is {_called(work)}: "
+                "load_state() gives what it saved."
             )
+        record, path = self._checkpoint(trial)
+        if self.surrogate is not None:
+            work = self._twin or work.narrowed(self.surrogate)
+            work = work.full() if record.is_target else work
+        return restore(work, record.config, path)
+
+    def load_state(self, trial: TrialRecord | None = None) -> Any:
+        """What a trial saved last by ``run.save``, on the CPU; default: the best one.
+
+        Checkpoints of other trials are kept by ``keep="all"``. They are pickles: load only stores you trust.
+
+        Raises:
+            InvalidInput: There is no such checkpoint.
+        """
+        from penstock.train._restore import read_state
+
+        return read_state(self._checkpoint(trial)[1])
+
+    def _checkpoint(self, trial: TrialRecord | None) -> tuple[TrialRecord, Path]:
+        """A trial, by default the best, and the file of its last checkpoint."""
+        record = check_type("trial", trial, TrialRecord, self.best)
+        if record is None or self._entry is None:
+            raise InvalidInput("There is no best trial, so it has no checkpoint: no trial has reported yet.")
+        if not record.saved:
+            raise InvalidInput(f"Trial {record.id} has saved nothing: its training called no run.save().")
         store = self._store if self._target is None else open_store(self._target, write=False)
         assert store is not None
         try:
@@ -721,11 +759,13 @@ class Study:
         finally:
             if self._target is not None:
                 store.close()
-        work = self.work
-        if self.surrogate is not None:
-            work = self._twin or work.narrowed(self.surrogate)
-            work = work.full() if record.is_target else work
-        return restore(work, record.config, folder / record.saved[max(record.saved)])
+        path = folder / record.saved[max(record.saved)]
+        if not path.exists():
+            raise InvalidInput(
+                f"The last checkpoint of trial {record.id}, {str(path)!r}, is gone: only the best trial's is kept, "
+                'unless the study has keep="all".'
+            )
+        return record, path
 
     def spec(self) -> dict[str, Any]:
         """What the study is, JSON-able; kept in the store."""
@@ -752,7 +792,7 @@ class Study:
             "confidence": self.confidence,
             "fuse": self.fuse,
             "surrogate": None if self.surrogate is None else repr(self.surrogate),
-            "work": getattr(self.work, "__qualname__", None) or repr(self.work),
+            "work": _called(self.work),
         }
 
     @property
@@ -916,8 +956,27 @@ class Study:
         )
 
 
+def _called(work: object) -> str:
+    return getattr(work, "__qualname__", None) or repr(work)
+
+
 def _names_in(store: Store) -> set[str]:
     return {entry.name for entry in store.studies()}
+
+
+def _gave_way(store: Store, name: str) -> bool:
+    """Take a study of that name out of the store if it never had a trial: a mistake ended it before its first one.
+
+    Raises:
+        StoreError: Another process runs it.
+    """
+    entry = store.find(name)
+    if any(isinstance(event, Submitted) for _, event in store.read(entry.id)):
+        return False
+    store.lock(entry.id)
+    store.cut(entry.id, keep=0)
+    store.forget(entry.id)
+    return True
 
 
 def _gpus_of(parts: Mapping[str, Any], executor: Executor | None) -> SimulatedGpus | None:

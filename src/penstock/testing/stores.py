@@ -449,6 +449,21 @@ class StoreSuite:
         assert store.cut(study, keep=0) == 3
         assert list(store.read(study)) == []
 
+    def test_a_forgotten_study_leaves_its_name_free(self, store: Store, study: int) -> None:
+        """Only a study without records can be forgotten; its number is not used again."""
+        name = store.find().name
+        store.append(study, numbered(0, 2))
+        with pytest.raises(StoreError, match="has records"):
+            store.forget(study)
+        store.cut(study, keep=0)
+        store.forget(study)
+        assert store.studies() == []
+        with pytest.raises(StoreError, match="lock"):
+            store.forget(study)
+        again = store.create(name, {}, None)
+        assert again.id > study
+        assert list(store.read(again.id)) == []
+
     def test_newer_versions_are_refused(self, store: Store, url: str, sql: Callable[[str], Any]) -> None:
         """A store of a newer format is opened neither for reading nor for writing."""
         store.close()

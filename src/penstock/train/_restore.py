@@ -1,4 +1,4 @@
-"""A trained network out of a checkpoint: what a study ends with."""
+"""A trained network, or whatever else was saved, out of a checkpoint: what a study ends with."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ if TYPE_CHECKING:
     from penstock.train._task import Task
 
 
+def read_state(path: Path) -> Any:
+    """What a training has saved in a checkpoint, on the CPU.
+
+    Raises:
+        InvalidInput: There is no such checkpoint.
+    """
+    from penstock.train._checkpoint import _loader, _read
+
+    facts = _read(path) if path.exists() else None
+    if facts is None:
+        raise InvalidInput(f"There is no complete checkpoint at {str(path)!r}.")
+    return _loader(path, facts)("cpu")
+
+
 def restore(task: Task, config: Config, path: Path) -> Any:
     """The network of a task at a configuration, with the weights of a checkpoint, in evaluation mode on the CPU.
 
     Raises:
         InvalidInput: There is no such checkpoint, or it is not one of this task.
     """
-    from penstock.train._checkpoint import _loader, _read
     from penstock.train._loop import private_randomness
 
-    facts = _read(path) if path.exists() else None
-    if facts is None:
-        raise InvalidInput(f"There is no complete checkpoint at {str(path)!r}.")
-    state = _loader(path, facts)("cpu")
+    state = read_state(path)
     if not isinstance(state, dict) or "model" not in state:
         raise InvalidInput(f"The checkpoint {str(path)!r} is not one of a pk.Task.")
     with private_randomness():
@@ -33,4 +43,4 @@ def restore(task: Task, config: Config, path: Path) -> Any:
     return model.eval()
 
 
-__all__ = ["restore"]
+__all__ = ["read_state", "restore"]
