@@ -272,6 +272,7 @@ class Given(nn.Module):
         super().__init__()
         self.function, self.last = function, nn.Linear(64, 3)
         self.register_buffer("mean", torch.zeros(64))
+        self.code = nn.Parameter(torch.zeros(64), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.function(self, x.flatten(1)))
@@ -282,6 +283,11 @@ def averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def coded(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.code.data.lerp_(x.mean(0), 0.1)
+    return x
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -289,7 +295,8 @@ def averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
         (lambda model, x: x * torch.rand(1), None),  # one number for all
         (lambda model, x: x + torch.randn_like(x), "other random numbers"),
         (lambda model, x: x - x.mean(0), "mixes the rows"),
-        (averaged, "updates its buffer mean"),
+        (averaged, "updates mean"),
+        (coded, "updates code"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])

@@ -244,6 +244,31 @@ def test_a_segment_goes_on_where_the_last_one_stopped():
     assert store["reports"] == whole.reports
 
 
+class Follower(nn.Module):
+    """A teacher in frozen weights follows its student at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for mine, theirs in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+                theirs.mul_(0.8).add_(mine, alpha=0.2)
+        return self.student(x) - self.teacher(x)
+
+
+def test_a_look_before_the_first_step_leaves_frozen_weights_alone():
+    task = Task(Follower, make_data(), F.cross_entropy)
+    whole = FakeRun({"lr": 0.1}, until=4)
+    train(task, whole)
+    store = {}
+    for until in range(1, 5):  # each segment looks at its first batch
+        train(task, FakeRun({"lr": 0.1}, until=until, store=store))
+    assert store["reports"] == whole.reports
+
+
 def test_the_target_ends_the_training():
     task = Task(
         net,

@@ -637,10 +637,14 @@ class FusedLanes:
                             return math.inf
                         if a is not None and b is not None:
                             worst = max(worst, _difference(a, b[number], size))
-                buffers = dict(together[number].named_buffers())
-                for name, buffer in module.named_buffers():
-                    worst = max(worst, _difference(buffer, buffers[name], 1.0))
+                for mine, theirs in zip(_tensors(module), _tensors(together[number]), strict=True):
+                    worst = max(worst, _difference(mine, theirs, 1.0))
         return worst
+
+
+def _tensors(module: nn.Module) -> tuple[Tensor, ...]:
+    """What a forward may change: batch norm's statistics, a frozen teacher that follows its student."""
+    return *module.parameters(), *module.buffers()
 
 
 def _is_row(grad: Tensor | None, whole: Tensor | None, parts: Sequence[Tensor] | None, row: int) -> bool:

@@ -318,11 +318,7 @@ class Crew:
         if not _all_close(_cut(whole, begin, end, rows), mine):
             return "the model mixes the rows of a batch other than by batch norm: a part of it has other outputs."
         odd = [name for name, value in moved.items() if not _all_close(value, own_moved[name])]
-        return (
-            f"the model updates its buffer {odd[0]} by the part of the batch that a worker has."
-            if odd
-            else None
-        )
+        return f"the model updates {odd[0]} by the part of the batch that a worker has." if odd else None
 
     @contextlib.contextmanager
     def _whole_batches(self, model: Any) -> Iterator[None]:
@@ -433,7 +429,7 @@ def _cut(tree: Any, begin: int, end: int, rows: int) -> Any:
 
 
 def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list[Any]]:
-    """A batch's outputs, the buffers after it, and the states of the generators; leaves no trace."""
+    """A batch's outputs, weights and buffers after it, and the states of the generators; leaves no trace."""
     import torch
 
     from penstock.train._loop import _forward, no_trace, random_state
@@ -447,7 +443,8 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
             for name, after in random_state(trainer.device).items()
             if name in ("torch", "cuda")
         ]
-        return output, {name: buffer.clone() for name, buffer in model.named_buffers()}, drawn
+        held = (*model.named_parameters(), *model.named_buffers())
+        return output, {name: tensor.detach().clone() for name, tensor in held}, drawn
 
 
 def _all_close(whole: Any, part: Any) -> bool:

@@ -793,21 +793,24 @@ def private_randomness() -> Iterator[None]:
 
 @contextmanager
 def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """A look at what a model does: batch norm moves its statistics and dropout the generators, and both come back.
+    """A look at what a model does: whatever it changes of itself comes back, and so do the generators that it moves.
 
-    The buffers themselves do, too, not their values alone: in a fused group they are views of the group's.
+    That is batch norm's statistics and dropout's draws, but also weights: a teacher that follows its student, or a code
+    book, is often kept in frozen parameters. The tensors themselves come back, not their values alone: in a fused group
+    they are views of the group's.
     """
     before = random_state(device)
     places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
-        (sub._buffers, key, buffer, buffer.clone())
+        (table, key, tensor, tensor.detach().clone())
         for sub in model.modules()
-        for key, buffer in sub._buffers.items()
-        if buffer is not None
+        for table in (sub._parameters, sub._buffers)
+        for key, tensor in table.items()
+        if tensor is not None
     ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for place, key, buffer, value in places:
-                place[key] = buffer.copy_(value)
+            for place, key, tensor, value in places:
+                place[key] = tensor.copy_(value)
         set_random_state(before, device)
