@@ -389,6 +389,22 @@ def test_what_cannot_be_fused_trains_one_after_another_with_a_reason():
     assert "data-dependent" in fused.reasons[together[0]]
 
 
+@pytest.mark.parametrize("make", [torch.jit.script, torch.compile])
+@pytest.mark.parametrize("part", [False, True])
+def test_models_or_layers_that_are_compiled_train_one_after_another_with_a_reason(make, part):
+    def model(config):
+        made = nn.Sequential(nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)).double()
+        if not part:
+            return make(made)
+        made[0] = make(made[0])
+        return made
+
+    together = trainers(make_task(model), CONFIGS[:2])
+    fused = FusedTrainer(together)
+    word = "is a TorchScript module" if make is torch.jit.script else "is compiled; make the plain one"
+    assert set(fused.reasons.values()) == {f"{'0' if part else 'the model'} {word}"}
+
+
 class Coin(nn.Module):
     """Leaves a layer out now and then, as Python's generator says."""
 

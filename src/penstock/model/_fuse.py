@@ -285,8 +285,11 @@ def _skeleton(module: nn.Module) -> nn.Module:
 
 def unfusable(module: nn.Module) -> str | None:
     """Why a model can't be fused with any other, as far as a look at it tells; None: it may be."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "the model is a TorchScript module"
+    for path, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            return f"{path or 'the model'} is a TorchScript module"
+        if hasattr(layer, "_orig_mod"):
+            return f"{path or 'the model'} is compiled; make the plain one"
     hooked = _hooked(module)
     return None if hooked is None else f"{hooked} has hooks, which would see all members at once"
 

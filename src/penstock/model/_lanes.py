@@ -260,7 +260,7 @@ class FusedLanes:
 
     def __init__(self, pairs: Sequence[tuple[nn.Module, torch.optim.Optimizer]]) -> None:
         modules = [module for module, _ in pairs]
-        reason = unlaned(modules[0])
+        reason = unfusable(modules[0])
         if reason is not None:
             raise Unsupported(reason)
         self.fusion = Fusion(modules, groups=group_names(*pairs[0]))
@@ -663,7 +663,7 @@ def alike(
     reasons: dict[int, str] = {}
     facts: list[Any] = [None] * len(pairs)
     for number, (module, optimizer) in enumerate(pairs):
-        reason = unlaned(module)
+        reason = unfusable(module)
         try:
             names = group_names(module, optimizer) if reason is None else []
         except Unsupported as error:
@@ -691,13 +691,6 @@ def alike(
         if len(group) == 1:
             reasons.setdefault(group[0], "there is no other lane like it")
     return [group for group in groups if len(group) > 1], reasons
-
-
-def unlaned(module: nn.Module) -> str | None:
-    """Why a function's model can't be fused with any other; None: it may be."""
-    if hasattr(module, "_orig_mod"):
-        return "the model is compiled; prepare the plain one"
-    return unfusable(module)
 
 
 def _verify(leaves: Sequence[Any], watch: Watch) -> None:
@@ -770,6 +763,5 @@ __all__ = [
     "LaneCheck",
     "Member",
     "alike",
-    "unlaned",
     "untouched",
 ]
