@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import NotPermitted, SensorError
 from penstock.energy import EstimateSensor, Meter, cpu_sensors, rapl_sensors
+from penstock.energy._poller import Poller
 from penstock.energy._rapl import RaplDomain, RaplSensor, find_domains, unwrap
 
 RANGE_UJ = 262_143_328_850
@@ -99,6 +101,22 @@ def test_a_wrap_between_two_questions_is_seen_by_the_background_reading(powercap
             time.sleep(0.001)  # nobody asks
     assert sensor.energy_j() == pytest.approx(total / 1e6)
     sensor.close()
+
+
+def test_a_reading_that_fails_once_is_tried_again():
+    """Else a counter that the kernel kept back for a moment would wrap unseen from then on."""
+    calls, again = [], threading.Event()
+
+    def read():
+        calls.append(1)
+        if len(calls) == 1:
+            raise SensorError("not now")
+        again.set()
+
+    poller = Poller()
+    number = poller.add(0.001, read)
+    assert again.wait(60)
+    poller.remove(number)
 
 
 def test_unreadable_counters_name_the_command(powercap, monkeypatch):

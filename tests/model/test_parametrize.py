@@ -440,13 +440,13 @@ def test_weights_may_grow_where_only_batch_norms_see_what_they_make():
     assert all(rule.growth == 1 for rule in base.rules.values())
 
 
-def normed(width):
+def normed(width, norm=nn.BatchNorm1d):
     return nn.Sequential(
         nn.Linear(12, width, bias=False),
-        nn.BatchNorm1d(width),
+        norm(width),
         nn.ReLU(),
         nn.Linear(width, width, bias=False),
-        nn.BatchNorm1d(width),
+        norm(width),
         nn.ReLU(),
         nn.Linear(width, 5),
     ).double()
@@ -483,14 +483,15 @@ def test_decoupled_decay_is_no_growth(make):
     torch.testing.assert_close(weight.detach(), first * (1 - 0.1 * 0.2))
 
 
-def test_weights_before_a_norm_get_longer_as_the_models_do():
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_weights_before_a_norm_get_longer_as_the_models_do(norm):
     """On random labels, where gradients are noise; without the correction it would be eight times as fast."""
     x, y = torch.randn(3200, 12).double(), torch.randint(0, 5, (3200,))
 
     def growth(width, corrected=True):
         torch.manual_seed(1)
-        wide, model = normed(64), normed(width)
-        table, _ = parametrize(wide, normed(8), inputs=x[:8])
+        wide, model = normed(64, norm), normed(width, norm)
+        table, _ = parametrize(wide, normed(8, norm), inputs=x[:8])
         groups = [{"params": list(model.parameters())}]
         if width != 64:
             groups = table.groups(table.initialise(model, adam=True))

@@ -179,3 +179,15 @@ def test_a_twin_from_a_configuration_has_the_models_precision():
     pytest.importorskip("transformers")
     twin = shrink(nets.gpt2().double(), 4, inputs=nets.words(), floor=2)
     assert {p.dtype for p in twin.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("where", ["all of it", "a layer"])
+def test_torchscript_is_refused_with_the_remedy(where: str) -> None:
+    model: nn.Module = nn.Sequential(nn.Sequential(nn.Linear(8, 32), nn.ReLU()), nn.Linear(32, 2))
+    if where == "all of it":
+        model = torch.jit.script(model)
+    else:
+        model[0] = torch.jit.script(model[0])  # type: ignore[operator]
+    for call in (lambda: shrink(model, 4, inputs=torch.randn(2, 8)), lambda: compare(model, model)):
+        with pytest.raises(Unsupported, match=r"is TorchScript.*plain one"):
+            call()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.train._checkpoint import FileCheckpoints, Report
 from penstock.train._elastic import Crew, _loss_by_parts, _norm_forward, joined, most_devices
+from penstock.train._loader import order_of
 from penstock.train._loop import Trainer
 from penstock.train._worker import Settings, Spec, execute
 from penstock.train._world import World
@@ -74,6 +74,10 @@ def task(loss: Any = functional.cross_entropy, **options: Any) -> pk.Task:
         eval_batch_size=16,
         **{"metrics_on": "set", "clip_norm": 1.0, **options},
     )
+
+
+def plain(width: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 3))
 
 
 class Sink:
@@ -214,23 +218,23 @@ def test_a_loss_that_is_no_mean_trains_as_one_worker_does(tmp_path: Path, loss: 
     same(state["model"], other["model"])
 
 
+def test_a_loss_that_passes_over_a_few_targets_trains_as_one_worker_does(tmp_path: Path) -> None:
+    """The first batch has none of them, so that its parts are as good as the whole."""
+    inputs, targets = data().train
+    order = order_of(len(targets), 3, 0)
+    targets[order[[27, 90, 95]]] = -100
+    work = pk.Task(plain, pk.Data((inputs, targets)), functional.cross_entropy, epochs=EPOCHS)
+    alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)], batch_size=8)
+    spread, other = train(work, tmp_path / "spread", [(2, EPOCHS)], batch_size=8)
+    same(alone, spread)
+    same(state["model"], other["model"])
+
+
 @pytest.mark.parametrize(
     ("loss", "divides"), [(functional.cross_entropy, True), (summed, False), (weighed, False)]
 )
 def test_a_look_at_the_loss_tells_means_from_others_and_leaves_no_trace(loss: Any, divides: bool) -> None:
-    class Holder:
-        """What is looked at of a Trainer."""
-
-        device = torch.device("cpu")
-
-        def __init__(self) -> None:
-            self.task, self.model = task(loss), Net(4)
-
-        def _autocast(self) -> Any:
-            return contextlib.nullcontext()
-
-    torch.manual_seed(0)
-    trainer: Any = Holder()
+    trainer = Trainer(task(loss), CONFIG, seed=3)
     inputs, targets = data().train
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     drawn = torch.get_rng_state()
@@ -238,7 +242,7 @@ def test_a_look_at_the_loss_tells_means_from_others_and_leaves_no_trace(loss: An
     assert torch.equal(torch.get_rng_state(), drawn)
     same(trainer.model.state_dict(), before)
     assert (found is None) == divides
-    if loss is summed:
+    if found is not None and loss is summed:
         # Of parts of a third each, the sums have a third of the whole one on average, but for rows that are left over.
         assert found[0] / found[1] == pytest.approx(3, rel=0.02)
 
@@ -272,6 +276,7 @@ class Given(nn.Module):
         super().__init__()
         self.function, self.last = function, nn.Linear(64, 3)
         self.register_buffer("mean", torch.zeros(64))
+        self.code = nn.Parameter(torch.zeros(64), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.function(self, x.flatten(1)))
@@ -282,6 +287,11 @@ def averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def coded(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.code.data.lerp_(x.mean(0), 0.1)
+    return x
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -289,7 +299,8 @@ def averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
         (lambda model, x: x * torch.rand(1), None),  # one number for all
         (lambda model, x: x + torch.randn_like(x), "other random numbers"),
         (lambda model, x: x - x.mean(0), "mixes the rows"),
-        (averaged, "updates its buffer mean"),
+        (averaged, "updates mean"),
+        (coded, "updates code"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])

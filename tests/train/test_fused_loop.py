@@ -265,6 +265,41 @@ def test_a_buffer_that_the_forward_replaces_is_each_members_own():
     assert_same_alone(make_task(lambda config: Applied(track).double()))
 
 
+class Follower(nn.Module):
+    """At every call a teacher in frozen weights follows its student, and the student's own weights are worn down."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.student.weight.mul_(0.97)
+                for mine, theirs in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+                    theirs.mul_(0.8).add_(mine, alpha=0.2)
+        return self.student(x) - self.teacher(x)
+
+
+def test_weights_that_a_forward_changes_are_changed_once_a_step():
+    task = make_task(lambda config: Follower().double())
+    assert_same_alone(task)
+    for recorded in (False, True):
+        alone, together = trainers(task), trainers(task)
+        group = fused_loop._Group(together, compile=False)
+        group.fusion.train()
+        for number, batch in enumerate(fused_loop._batches(together)):
+            if number == 0:
+                group._probe(*batch)
+            if recorded and number < 2:
+                group.step.record(*batch)
+            group.step(*batch)
+        for one, other in zip(alone, together, strict=True):
+            one.train_epoch()
+            assert gap(one, other) < 1e-10
+
+
 def test_each_member_keeps_its_own_schedule_and_clipping():
     def schedule(optimizer, steps, warm):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=warm, total_steps=steps)
@@ -352,6 +387,22 @@ def test_what_cannot_be_fused_trains_one_after_another_with_a_reason():
         close(one.train_epoch(), results[other])
     assert set(fused.reasons) == set(together)
     assert "data-dependent" in fused.reasons[together[0]]
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, torch.compile])
+@pytest.mark.parametrize("part", [False, True])
+def test_models_or_layers_that_are_compiled_train_one_after_another_with_a_reason(make, part):
+    def model(config):
+        made = nn.Sequential(nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)).double()
+        if not part:
+            return make(made)
+        made[0] = make(made[0])
+        return made
+
+    together = trainers(make_task(model), CONFIGS[:2])
+    fused = FusedTrainer(together)
+    word = "is a TorchScript module" if make is torch.jit.script else "is compiled; make the plain one"
+    assert set(fused.reasons.values()) == {f"{'0' if part else 'the model'} {word}"}
 
 
 class Coin(nn.Module):

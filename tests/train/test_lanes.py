@@ -494,6 +494,40 @@ def test_lanes_of_different_lengths_and_batch_sizes():
     assert_same(train, 4)
 
 
+class Follower(nn.Module):
+    """A teacher in frozen weights follows its student at every call, and the student's own weights are worn down."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.student.weight.mul_(0.99)
+            for mine, theirs in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+                theirs.mul_(0.8).add_(mine, alpha=0.2)
+        return self.student(x) - self.teacher(x)
+
+
+def test_weights_that_a_forward_changes_are_each_lanes_own():
+    def train(lane):
+        model = Follower()
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for step in range(5 + 2 * lane.number):
+            size = 6 if step % 3 == lane.number else 8  # calls that some lanes make together, not all
+            rows = torch.randint(0, len(DATA), (size,))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(DATA[rows]), LABELS[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    assert_same(train, 4)
+
+
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
 def test_evaluation_at_other_times_in_each(quiet):
     def train(lane):

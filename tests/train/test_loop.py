@@ -14,6 +14,7 @@ from torch import nn
 from penstock.core.errors import InvalidInput
 from penstock.train._loader import derive, order_of
 from penstock.train._loop import Trainer, private_randomness, seed_everything, train
+from penstock.train._lr_range import find_lr
 from penstock.train._task import Data, Task
 
 
@@ -244,6 +245,31 @@ def test_a_segment_goes_on_where_the_last_one_stopped():
     assert store["reports"] == whole.reports
 
 
+class Follower(nn.Module):
+    """A teacher in frozen weights follows its student at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for mine, theirs in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+                theirs.mul_(0.8).add_(mine, alpha=0.2)
+        return self.student(x) - self.teacher(x)
+
+
+def test_a_look_before_the_first_step_leaves_frozen_weights_alone():
+    task = Task(Follower, make_data(), F.cross_entropy)
+    whole = FakeRun({"lr": 0.1}, until=4)
+    train(task, whole)
+    store = {}
+    for until in range(1, 5):  # each segment looks at its first batch
+        train(task, FakeRun({"lr": 0.1}, until=until, store=store))
+    assert store["reports"] == whole.reports
+
+
 def test_the_target_ends_the_training():
     task = Task(
         net,
@@ -300,6 +326,70 @@ def test_setting_the_lr_scales_a_schedule():
     assert trainer.lr == pytest.approx(0.4)
     trainer.train_epoch()
     assert trainer.lr == pytest.approx(0.04)
+
+
+def warm_then_cosine(optimizer, steps):
+    made = torch.optim.lr_scheduler
+    first, then = made.LinearLR(optimizer, 0.1, total_iters=4), made.CosineAnnealingLR(optimizer, steps - 4)
+    return made.SequentialLR(optimizer, [first, then], [4])
+
+
+RELATIVE = {
+    "linear": lambda optimizer, steps: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6),
+    "lambda": lambda optimizer, steps: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: (s + 1) / steps),
+    "chained": lambda optimizer, steps: torch.optim.lr_scheduler.ChainedScheduler(
+        [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.3, 4), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+    "sequential": warm_then_cosine,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize("config", [{}, {"lr": 0.02}], ids=["none before", "another before"])
+def test_a_rate_that_was_found_is_scheduled_as_if_it_had_been_given(name, config):
+    def optimizer(parameters, lr):
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first]}, {"params": rest, "lr": lr / 10}], lr=lr)
+
+    task = Task(
+        net,
+        make_data(),
+        F.cross_entropy,
+        optimizer=optimizer,
+        schedule=RELATIVE[name],
+        epochs=2,
+        batch_size=8,
+    )
+
+    def rates(trainer):
+        for batch in [*trainer.data.train.batches(8)] * 2:
+            yield [group["lr"] for group in trainer.optimizer.param_groups]
+            trainer.run_steps([batch])
+
+    with private_randomness():
+        found = Trainer(task, config, seed=0, lr_is_found=True)
+        found.set_lr(0.5)
+        for mine, theirs in zip(rates(found), rates(Trainer(task, {"lr": 0.5}, seed=0)), strict=True):
+            assert mine == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("config", [{}, {"lr": 0.02}], ids=["none before", "another before"])
+def test_a_warm_up_changes_nothing_of_the_rates_that_are_swept(config):
+    warm, plain = (
+        find_lr(Task(net, make_data(), F.cross_entropy, schedule=schedule, batch_size=8), config, lrs=8)
+        for schedule in (warm_then_cosine, None)
+    )
+    assert warm.lr == plain.lr
+    assert warm.loss == pytest.approx(plain.loss)
+
+
+def test_a_schedule_with_rates_of_its_own_leaves_none_to_find():
+    def schedule(optimizer, steps):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+
+    task = Task(net, make_data(), F.cross_entropy, schedule=schedule)
+    with pytest.raises(InvalidInput, match="OneCycleLR sets learning rates of its own"):
+        train(task, FakeRun({}, until=1, options={"mode": "explore"}))
 
 
 def test_clipping_bounds_the_step():

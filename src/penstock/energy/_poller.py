@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,8 +14,8 @@ from typing import final
 class Poller:
     """Calls functions at a period each, from one daemon thread that lives while there are any.
 
-    A function that raises is dropped: it keeps its own error for whoever asks next. After a fork the child
-    starts anew, with none.
+    A function that raises is called again when it is due: a device that could not be read for a moment counts on, and
+    whoever asks is told why it can't be read. After a fork the child starts anew, with none.
     """
 
     def __init__(self) -> None:
@@ -58,11 +59,9 @@ class Poller:
                     self._jobs[number] = (period_s, call, now_s + period_s)
                 next_s = min(job[2] for job in self._jobs.values())
                 self._wake.clear()
-            for number, (_, call, _) in due:
-                try:
+            for _, (_, call, _) in due:
+                with contextlib.suppress(Exception):
                     call()
-                except Exception:
-                    self.remove(number)
             if not due:
                 self._wake.wait(max(0.0, next_s - now_s))
 

@@ -230,22 +230,27 @@ class Fusion:
                 module.__dict__[name] = rates
 
     def _collect(self, members: Members, put: list[Tensor], rows: Sequence[int] | None) -> None:
-        """Buffers that the forward replaced instead of updating in place; all of them where it had copies."""
-        first = len(put) - len(self.stack._buffers)
-        for (place, key, name), tensor in zip(self._places[first:], put[first:], strict=True):
+        """Buffers that the forward replaced instead of updating in place; with copies, whatever it changed."""
+        parameters = len(put) - len(self.stack._buffers)
+        targets = self.stack.tensors
+        for at, ((place, key, name), tensor) in enumerate(zip(self._places, put, strict=True)):
             now = place[key]
-            if now is tensor and rows is None:
+            if rows is None and (at < parameters or now is tensor):
+                continue
+            # Batch norm changes its statistics without leaving a mark, all that changes weights leaves one.
+            if at < parameters and not members.below(now)[0]._version:
                 continue
             if not isinstance(now, Tensor) or now.shape != tensor.shape:
                 raise Unsupported(f"the buffer {name} changes its shape while training")
-            stacked, at = members.below(now.detach())
-            own = stacked if at is None else stacked.movedim(at, 0)
+            stacked, dim = members.below(now.detach())
+            own = stacked if dim is None else stacked.movedim(dim, 0)
+            target = targets[at][1]
             with torch.no_grad():
                 if rows is None:
-                    self.stack.others[name].copy_(own)
+                    target.copy_(own)
                 else:
                     for row, value in zip(rows, own.expand(len(rows), *now.shape), strict=True):
-                        self.stack.others[name].data[row].copy_(value)
+                        target.data[row].copy_(value)
 
 
 def _holder(submodules: dict[str, nn.Module], name: str) -> dict[str, Any]:
@@ -280,8 +285,11 @@ def _skeleton(module: nn.Module) -> nn.Module:
 
 def unfusable(module: nn.Module) -> str | None:
     """Why a model can't be fused with any other, as far as a look at it tells; None: it may be."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "the model is a TorchScript module"
+    for path, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            return f"{path or 'the model'} is a TorchScript module"
+        if hasattr(layer, "_orig_mod"):
+            return f"{path or 'the model'} is compiled; make the plain one"
     hooked = _hooked(module)
     return None if hooked is None else f"{hooked} has hooks, which would see all members at once"
 

@@ -1,10 +1,10 @@
 """How fast weights before a norm get longer: corrected in a narrow twin, so that its steps turn them as they should.
 
-A batch norm takes no notice of how long the weights before it are, so gradients stand at right angles to them, and
-every step makes them longer; the longer they are, the less a step turns them. A twin with a fraction n of the inputs
-steps 1/n times as far in each weight: as far as the model in what all gradients have in common, but with 1/n times
-the squared length. Its high rates would lower themselves 1/n times as fast as the model's. So of what a step adds to
-the squared length, a share n stays.
+A batch or layer norm takes no notice of how long the weights before it are, so gradients stand at right angles to
+them, and every step makes them longer; the longer they are, the less a step turns them. A twin with a fraction n of the
+inputs steps 1/n times as far in each weight: as far as the model in what all gradients have in common, but with 1/n
+times the squared length. Its high rates would lower themselves 1/n times as fast as the model's. So of what a step adds
+to the squared length, a share n stays.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class FusedLanes:
 
     def __init__(self, pairs: Sequence[tuple[nn.Module, torch.optim.Optimizer]]) -> None:
         modules = [module for module, _ in pairs]
-        reason = unlaned(modules[0])
+        reason = unfusable(modules[0])
         if reason is not None:
             raise Unsupported(reason)
         self.fusion = Fusion(modules, groups=group_names(*pairs[0]))
@@ -637,10 +637,14 @@ class FusedLanes:
                             return math.inf
                         if a is not None and b is not None:
                             worst = max(worst, _difference(a, b[number], size))
-                buffers = dict(together[number].named_buffers())
-                for name, buffer in module.named_buffers():
-                    worst = max(worst, _difference(buffer, buffers[name], 1.0))
+                for mine, theirs in zip(_tensors(module), _tensors(together[number]), strict=True):
+                    worst = max(worst, _difference(mine, theirs, 1.0))
         return worst
+
+
+def _tensors(module: nn.Module) -> tuple[Tensor, ...]:
+    """What a forward may change: batch norm's statistics, a frozen teacher that follows its student."""
+    return *module.parameters(), *module.buffers()
 
 
 def _is_row(grad: Tensor | None, whole: Tensor | None, parts: Sequence[Tensor] | None, row: int) -> bool:
@@ -659,7 +663,7 @@ def alike(
     reasons: dict[int, str] = {}
     facts: list[Any] = [None] * len(pairs)
     for number, (module, optimizer) in enumerate(pairs):
-        reason = unlaned(module)
+        reason = unfusable(module)
         try:
             names = group_names(module, optimizer) if reason is None else []
         except Unsupported as error:
@@ -687,13 +691,6 @@ def alike(
         if len(group) == 1:
             reasons.setdefault(group[0], "there is no other lane like it")
     return [group for group in groups if len(group) > 1], reasons
-
-
-def unlaned(module: nn.Module) -> str | None:
-    """Why a function's model can't be fused with any other; None: it may be."""
-    if hasattr(module, "_orig_mod"):
-        return "the model is compiled; prepare the plain one"
-    return unfusable(module)
 
 
 def _verify(leaves: Sequence[Any], watch: Watch) -> None:
@@ -766,6 +763,5 @@ __all__ = [
     "LaneCheck",
     "Member",
     "alike",
-    "unlaned",
     "untouched",
 ]

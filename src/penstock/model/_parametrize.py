@@ -21,7 +21,7 @@ Scaling attention by 1/d instead of 1/sqrt(d) multiplies queries by sqrt(1/n): w
 is a learning rate (/ sqrt(n) for Adam, / n for SGD), so nothing in the forward pass changes. Only a weight that is
 both embedding and output needs a multiplier of its own.
 
-Weights before a batch norm have, with Adam, a share n of the squared length that steps add to them (``_growth``).
+Weights before a batch or layer norm keep, with Adam, a share n of the squared length that steps add (``_growth``).
 
 The table is kept beside the model, by parameter name: state dicts, checkpoints, schedules and fusion need no
 special code for it.
@@ -541,7 +541,7 @@ class _Uses(torch.overrides.TorchFunctionMode):
         self._else: set[str] = set()
 
     def normed(self, output: Any) -> set[str]:
-        """Weights whose length no one takes notice of: what they make goes into batch norms, and nowhere else."""
+        """Weights whose length no one takes notice of: what they make goes into norms, and nowhere else."""
         shown = {self._made[id(each)][0] for each in _tensors(output) if id(each) in self._made}
         return self._normed - self._else - shown
 
@@ -570,7 +570,7 @@ class _Uses(torch.overrides.TorchFunctionMode):
             return
         # Both norms say in sixth place whether they take the batch's own mean and variance.
         own = args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats"))
-        norms = name in _NORMS and bool(own)
+        norms = name == "layer_norm" or (name in _NORMS and bool(own))
         weighs = name == "linear" or name.startswith("conv")
         for each in _tensors((args, kwargs)):
             if id(each) in self._made:

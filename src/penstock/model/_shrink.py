@@ -88,6 +88,7 @@ def shrink(
     Raises:
         Unsupported: A layer can't be shrunk safely, or gets too narrow; names it.
     """
+    _refuse_script(module)
     call = forward or (lambda model, batch: model(batch))
     twin = _from_config(module, factor) or _follow(module, factor, inputs, call)
     compare(module, twin, floor=floor)
@@ -110,12 +111,22 @@ _REMEDY = (
 )
 
 
+def _refuse_script(module: nn.Module) -> None:
+    for path, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{path or 'The model'} is TorchScript, whose layers can't be followed. Let the model factory make the "
+                "plain one, without torch.jit.script and torch.jit.trace."
+            )
+
+
 def compare(module: nn.Module, twin: nn.Module, *, floor: int = 1) -> dict[str, tuple[float, ...]]:
     """By parameter, the ratio of the two models' sizes, dimension by dimension.
 
     Raises:
         Unsupported: They are not the same network at two widths, or a layer of the twin is below ``floor``.
     """
+    _refuse_script(module)
     wide, narrow = dict(module.named_parameters()), dict(twin.named_parameters())
     if wide.keys() != narrow.keys():
         odd = sorted(wide.keys() ^ narrow.keys())[0]

@@ -158,12 +158,14 @@ class FusedStep:
             raise Unsupported(self.optimizer.reason)
         begin_s = time.perf_counter()
         with self._aside():
+            before = [tensor.detach().clone() for tensor in self._state()]  # a forward may change it
             with self.fusion.draws.record():
                 losses, gradients = self._differentiate(inputs, targets)
             draws = self.fusion.draws
             if draws.opaque:
                 raise Unsupported("the model draws random numbers other than dropout masks")
             wanted = tuple(draws.wanted)
+            batch = self._batch(inputs, targets)
             masks = [draws.draw(each) for each in wanted]
             used = tuple(g is not None for g in gradients)
             self.optimizer.runs(used)  # asks for the counts of steps, which a recording does not know
@@ -173,9 +175,9 @@ class FusedStep:
                 graphs.append(self._trace(inputs, targets, masks, used))
             if _text(graphs[0]) != _text(graphs[-1]):
                 raise Unsupported("the forward does something else at every call")
-            if not self._same(graphs[-1], inputs, targets, masks, losses):
+            if not self._same(graphs[-1], before, batch, masks, losses):
                 graphs.append(self._trace(inputs, targets, masks, used, fake=False))
-                if not self._same(graphs[-1], inputs, targets, masks, losses):
+                if not self._same(graphs[-1], before, batch, masks, losses):
                     raise Unsupported("the recorded step gives other losses than the step itself")
             self.steady = True
         if compile:
@@ -215,12 +217,18 @@ class FusedStep:
             self.optimizer.counted(recorded.used)
         return losses
 
-    def _same(self, graph: Any, inputs: Any, targets: Any, masks: Sequence[Tensor], losses: Tensor) -> bool:
-        """Whether a recording runs and, where no masks are drawn, gives these losses."""
-        given = [tensor.detach().clone() for tensor in self._state()]
+    def _same(
+        self,
+        graph: Any,
+        state: Sequence[Tensor],
+        batch: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        losses: Tensor,
+    ) -> bool:
+        """Whether a recording runs and, where no masks are drawn, gives these losses for this state."""
         try:
             with torch.no_grad():
-                found = graph(*given, *self._batch(inputs, targets), *masks)
+                found = graph(*(tensor.clone() for tensor in state), *batch, *masks)
         except Exception:
             return False
         return bool(masks) or torch.allclose(found, losses, rtol=1e-2, atol=1e-5, equal_nan=True)
@@ -286,17 +294,17 @@ class FusedStep:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Whatever the forward does to buffers and generators inside, they are as before afterwards."""
+        """Whatever the forward does to weights, buffers and generators inside, they are as before afterwards."""
         stack, draws = self.fusion.stack, self.fusion.draws
-        before = {name: stacked.clone() for name, stacked in stack.others.items()}
+        before = [(stacked, stacked.clone()) for stacked in (stack.flat, *stack.others.values())]
         states = [generator.get_state() for generator in draws.generators]
         opaque = draws.opaque
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, stacked in stack.others.items():
-                    stacked.copy_(before[name])
+                for stacked, values in before:
+                    stacked.copy_(values)
             for generator, state in zip(draws.generators, states, strict=True):
                 generator.set_state(state)
             draws.opaque = opaque

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.train._run import EpochMeter, Sink
 
 _MEET_S = 120.0  # how long workers wait for each other to begin
+_LOOKS = 1000  # batches whose targets are looked at before a loss is computed in parts
 _PATIENCE_S = 3600.0  # how long one may let the others wait later on
 _MARK = "penstock_devices"
 _FAILURES, _FAILURE = "penstock_failures", "penstock_failure"
@@ -253,8 +255,8 @@ class Crew:
             name = getattr(loss, "__name__", type(loss).__name__)
             text = (
                 f"loss={name} of a batch of {rows} is {found[0]:.6g}, but its parts have {found[1]:.6g} on average, so "
-                "several workers would train another model than one. Give a loss that is a mean over the batch "
-                '(reduction="mean").'
+                "several workers would train another model than one. Give a loss that is a mean over the batch, where "
+                "every row counts alike: no sum, no weights of classes, no targets that are passed over."
             )
         # The lead's word on the loss: the others may round in another way. On the model all are asked.
         if not self.agree(text is None):
@@ -318,11 +320,7 @@ class Crew:
         if not _all_close(_cut(whole, begin, end, rows), mine):
             return "the model mixes the rows of a batch other than by batch norm: a part of it has other outputs."
         odd = [name for name, value in moved.items() if not _all_close(value, own_moved[name])]
-        return (
-            f"the model updates its buffer {odd[0]} by the part of the batch that a worker has."
-            if odd
-            else None
-        )
+        return f"the model updates {odd[0]} by the part of the batch that a worker has." if odd else None
 
     @contextlib.contextmanager
     def _whole_batches(self, model: Any) -> Iterator[None]:
@@ -433,7 +431,7 @@ def _cut(tree: Any, begin: int, end: int, rows: int) -> Any:
 
 
 def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list[Any]]:
-    """A batch's outputs, the buffers after it, and the states of the generators; leaves no trace."""
+    """A batch's outputs, weights and buffers after it, and the states of the generators; leaves no trace."""
     import torch
 
     from penstock.train._loop import _forward, no_trace, random_state
@@ -447,7 +445,8 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
             for name, after in random_state(trainer.device).items()
             if name in ("torch", "cuda")
         ]
-        return output, {name: buffer.clone() for name, buffer in model.named_buffers()}, drawn
+        held = (*model.named_parameters(), *model.named_buffers())
+        return output, {name: tensor.detach().clone() for name, tensor in held}, drawn
 
 
 def _all_close(whole: Any, part: Any) -> bool:
@@ -476,28 +475,50 @@ def _loss_by_parts(
     """The loss of a batch, and the mean of those of its parts, if they differ by more than rounding.
 
     Of one and the same output, so that it is about the loss alone. Leaves no trace: neither in the generators nor in
-    batch norm's statistics.
+    the model.
     """
     import torch
 
     from penstock.train._loop import _forward, no_trace
 
     task, model = trainer.task, trainer.model
+    bounds = [(rank * rows // size, (rank + 1) * rows // size) for rank in range(size)]
     with no_trace(model, trainer.device), torch.no_grad(), trainer._autocast():
         output = (task.forward or _forward)(model, inputs)
-        loss = task.loss(output, targets)
-        parts = []
-        for rank in range(size):
-            begin, end = rank * rows // size, (rank + 1) * rows // size
-            mine = _cut(output, begin, end, rows), _cut(targets, begin, end, rows)
-            try:
-                parts.append(float(task.loss(*mine)) * (end - begin) / rows)
-            except Exception:
-                return None  # its output can't be cut like a batch, so there is nothing to compare
-    whole, mean = float(loss), sum(parts)
-    # Sums in another order differ by some units of what the type resolves.
-    noise = min(0.1, 100 * torch.finfo(loss.dtype).eps) * max(abs(whole), sum(map(abs, parts)))
-    return (whole, mean) if abs(whole - mean) > noise else None  # nor for a loss that is not a number
+        for truth in _truths(trainer, targets, rows):
+            loss = task.loss(output, truth)
+            parts = []
+            for begin, end in bounds:
+                mine = _cut(output, begin, end, rows), _cut(truth, begin, end, rows)
+                try:
+                    parts.append(float(task.loss(*mine)) * (end - begin) / rows)
+                except Exception:
+                    return None  # its output can't be cut like a batch, so there is nothing to compare
+            whole, mean = float(loss), sum(parts)
+            # Sums in another order differ by some units of what the type resolves.
+            noise = min(0.1, 100 * torch.finfo(loss.dtype).eps) * max(abs(whole), sum(map(abs, parts)))
+            if math.isfinite(whole) and not abs(whole - mean) <= noise:
+                return whole, mean
+    return None
+
+
+def _truths(trainer: Trainer, targets: Any, rows: int) -> Iterator[Any]:
+    """The targets of a batch, then those of the epoch's others, where they are at hand.
+
+    Targets that a loss passes over (``ignore_index``) may be rare, and a batch without any says nothing of them.
+    """
+    from penstock.train._loader import Preloaded, flatten, order_of
+
+    yield targets
+    source = trainer.data.train
+    if not isinstance(source, Preloaded):
+        return
+    first = len(source.leaves) - len(flatten(targets)[0])
+    order = order_of(source.n, trainer.seed, trainer.epoch).to(source.device)
+    for number in range(min(_LOOKS, source.n // rows)):
+        index = order[number * rows : (number + 1) * rows]
+        leaves = [leaf[:0] if at < first else leaf[index] for at, leaf in enumerate(source.leaves)]
+        yield source.rebuild(leaves)[1]
 
 
 def _batch_of(input: Tensor, rows: tuple[int, int, int]) -> tuple[int, int, int, int] | None:

@@ -196,9 +196,9 @@ class Trainer:
         self.model: torch.nn.Module = model.to(self.device)
         if any(torch.nn.parameter.is_lazy(p) for p in self.model.parameters()):
             self._materialise()
-        if lr is None and lr_is_found and "lr" not in self.config:
-            lr = 0.0  # a scheduler that explores the learning rate sets it before the first step
-        self._needs_lr = lr == 0.0
+        self._needs_lr = lr is None and lr_is_found and "lr" not in self.config
+        if self._needs_lr:
+            lr = 1.0  # set before the first step, in proportion: groups and schedules start from what they make of this
         trainable = task.groups(self.model, self.config)
         self.optimizer, taken = task.build_optimizer(trainable, self.config, lr=lr)
         used |= taken
@@ -251,9 +251,10 @@ class Trainer:
                     now.fill_(value)
                 else:
                     group[key] = value
-        if self.schedule is not None and hasattr(self.schedule, "base_lrs"):
-            bases = self.schedule.base_lrs
-            self.schedule.base_lrs = [base * lr / old if old > 0 else lr for base in bases]
+        for schedule in _schedules(self.schedule):
+            bases = getattr(schedule, "base_lrs", None)
+            if bases is not None:
+                schedule.base_lrs = [base * lr / old if old > 0 else lr for base in bases]
         self._needs_lr = False
 
     # ------------------------------------------------------------ training
@@ -483,9 +484,13 @@ class Trainer:
             before, kept), ``sm2_stability`` and ``sm2_loss`` (the sweep's, of its own choice) and ``sm2_fraction``:
             its part of the work of an epoch, validation included, so that energy / fraction is the energy of an
             epoch.
+
+        Raises:
+            InvalidInput: The schedule has rates of its own, whatever is found here.
         """
         from penstock.train._lr_range import sweep
 
+        _check_relative(self.schedule)
         lrs = int(options.get("lrs", 20))
         low, high = options.get("lr_range", (1e-3, 1.0))
         fraction = float(options.get("fraction", 0.25))
@@ -624,6 +629,27 @@ class Trainer:
         self._needs_lr = not state["lr_found"]
         held = state.get("held")  # not in checkpoints of before
         self._held = None if held is None else dict(held)
+
+
+def _schedules(schedule: Any) -> Iterator[Any]:
+    """A scheduler and those that it is made of (``SequentialLR``, ``ChainedScheduler``, a twin's)."""
+    if schedule is not None:
+        yield schedule
+        for each in (getattr(schedule, "inner", None), *getattr(schedule, "_schedulers", ())):
+            yield from _schedules(each)
+
+
+def _check_relative(schedule: Any) -> None:
+    """Refuse schedulers that set rates they were made with, so that a rate that was found would count for nothing."""
+    torch_schedules = torch.optim.lr_scheduler
+    own = (torch_schedules.OneCycleLR, torch_schedules.CyclicLR, torch.optim.swa_utils.SWALR)
+    for each in _schedules(schedule):
+        if isinstance(each, own):
+            raise InvalidInput(
+                f"The schedule's {type(each).__name__} sets learning rates of its own, so there is none to find. Use "
+                "one that multiplies (LinearLR and then CosineAnnealingLR, by SequentialLR; LambdaLR), or another "
+                "scheduler than pk.SM2, with lr in the space."
+            )
 
 
 def _forward(model: torch.nn.Module, inputs: Any) -> Any:
@@ -793,21 +819,24 @@ def private_randomness() -> Iterator[None]:
 
 @contextmanager
 def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """A look at what a model does: batch norm moves its statistics and dropout the generators, and both come back.
+    """A look at what a model does: whatever it changes of itself comes back, and so do the generators that it moves.
 
-    The buffers themselves do, too, not their values alone: in a fused group they are views of the group's.
+    That is batch norm's statistics and dropout's draws, but also weights: a teacher that follows its student, or a code
+    book, is often kept in frozen parameters. The tensors themselves come back, not their values alone: in a fused group
+    they are views of the group's.
     """
     before = random_state(device)
     places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
-        (sub._buffers, key, buffer, buffer.clone())
+        (table, key, tensor, tensor.detach().clone())
         for sub in model.modules()
-        for key, buffer in sub._buffers.items()
-        if buffer is not None
+        for table in (sub._parameters, sub._buffers)
+        for key, tensor in table.items()
+        if tensor is not None
     ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for place, key, buffer, value in places:
-                place[key] = buffer.copy_(value)
+            for place, key, tensor, value in places:
+                place[key] = tensor.copy_(value)
         set_random_state(before, device)

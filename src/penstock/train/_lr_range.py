@@ -299,6 +299,10 @@ def sweep(
     each = max(1, budget // points)
     rates = log_spaced(*lr_range, points)
     trainer.schedule = None  # the sweep is the schedule
+    if trainer.epoch == 0:  # one that warms up has begun with a part of the rate that is looked for
+        for group in trainer.optimizer.param_groups:
+            if "initial_lr" in group:
+                group["lr"] = group["initial_lr"] * group.get("lr_scale", 1.0)
     source, losses = trainer.data.train, trainer._losses
 
     def endless() -> Any:
