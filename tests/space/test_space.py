@@ -55,6 +55,18 @@ def test_conditions_chain_and_inactive_domains_are_absent():
     assert any("nesterov" in config for config in seen)
 
 
+def test_the_middle_is_the_geometric_mean_of_logarithmic_domains_and_drops_what_is_not_active():
+    space = Space(
+        lr=Float(1e-4, 1, log=True),
+        depth=Int(2, 6),
+        kind=Choice("a", "b", "c"),
+        beta=Float(0, 1, when=equals("kind", "b")),
+        other=Float(0, 1, when=equals("kind", "a")),
+    )
+    assert space.middle == {"lr": pytest.approx(1e-2), "depth": 4, "kind": "b", "beta": 0.5}
+    assert space.validate(space.middle) == space.middle
+
+
 def test_size_and_grid_agree_with_brute_force():
     every = brute_force(NET)
     assert NET.size == len(every)

@@ -428,16 +428,19 @@ def test_without_a_word_a_study_chooses_by_its_work_and_says_so():
     options = {"minimize": "loss", "executor": pk.Simulated(2), "store": False}
     study = pk.Study(longer, SPACE, **options)
     assert study.spec()["scheduler"] == pk.ASHA(max_epochs=3, eta=3, trials=100).to_json()
-    assert type(study.sampler) is pk.TPE
+    assert type(study.sampler.then) is pk.TPE
     ear = Ear()
     study.run(view=ear)
     assert ear.said == [study.chosen]
     assert re.match(
-        r"Chosen: ASHA with TPE \(a Task of 3 epochs.*\); nothing is fused \(.*\); first come", study.chosen
+        r"Chosen: ASHA with TPE from the middle of the space on \(a Task of 3 epochs.*\); nothing is fused \(.*\); "
+        "first come",
+        study.chosen,
     )
     assert "\n" not in study.chosen
     assert len(study.trials) == 100
-    assert 100 < study.state.epochs < 200  # 300 to their ends
+    assert dict(study.trials[0].config) == SPACE.middle
+    assert 100 < study.state.epochs < 240  # 300 to their ends
     # Too short for rungs, of unknown length, or as the user says: every trial to its end.
     for work, given in ((TASK, {}), (train, {}), (longer, {"sampler": pk.Random()})):
         assert pk.Study(work, SPACE, **options, **given).spec()["scheduler"] == pk.Full(trials=50).to_json()

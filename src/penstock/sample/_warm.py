@@ -57,6 +57,11 @@ class WarmStart(Sampler):
         return cls(then=then, observations=observations)
 
     @property
+    def then(self) -> Sampler:
+        """The sampler that follows."""
+        return self._then
+
+    @property
     def ends(self) -> bool:
         """If the sampler that follows does."""
         return self._then.ends

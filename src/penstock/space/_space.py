@@ -121,6 +121,11 @@ class Space:
                 config[name] = from_unit(draw())
         return config
 
+    @property
+    def middle(self) -> dict[str, Any]:
+        """The configuration in the middle of all domains: of logarithms where they are ``log``, of choices as listed."""
+        return self.decode([0.5] * self.width())
+
     def validate(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration as the space itself would give it: exact ints, plain Python values, in order.
 

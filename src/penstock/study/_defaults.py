@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.execute import Executor
 from penstock.goal import Budget
-from penstock.sample import Sampler
+from penstock.sample import Sampler, WarmStart
 from penstock.schedule import ASHA, Full, Scheduler
 from penstock.train import Task
 
@@ -35,7 +35,10 @@ def default_scheduler(work: Any, sampler: Sampler | None, budget: Budget) -> Sch
 
 def told(work: Any, scheduler: Scheduler, sampler: Sampler, executor: Executor, unfused: str | None) -> str:
     """One line on what was chosen and why."""
-    names = f"{type(scheduler).__name__} with {type(sampler).__name__}"
+    after = sampler.then if isinstance(sampler, WarmStart) else sampler
+    names = f"{type(scheduler).__name__} with {type(after).__name__}"
+    if after is not sampler:
+        names += " from the middle of the space on"
     if isinstance(scheduler, ASHA):
         why = (
             f"a Task of {scheduler.max_epochs} epochs, so of {scheduler.trials} configurations the worse end early, "

@@ -199,8 +199,12 @@ class Study:
         self.work = check_work(work, self.space)
         self.budget = check_type("budget", budget, Budget, Budget())
         self.scheduler, self.sampler = compose(scheduler, sampler, self.budget, self.work, self.goal)
-        self._first = None
-        if warm_start is not None:
+        # Nothing was said of how to search. People choose domains around what is usual, so that is tried first.
+        by_default = scheduler is None and sampler is None and budget is None and isinstance(self.work, Task)
+        self._first: list[Mapping[str, Any]] | None = None
+        if warm_start is None and by_default and not limits:
+            self._first = [self.space.middle]
+        elif warm_start is not None:
             given = warm_start.best_configs() if isinstance(warm_start, Study) else check_first(warm_start)
             self._first = given
         self.confidence = check_confidence(confidence)
@@ -272,7 +276,7 @@ class Study:
         self._paces = Paces()
         self.chosen: str | None = None
         """What was chosen where nothing was said, and why, in one line; None: everything was said."""
-        if scheduler is None and sampler is None and isinstance(self.work, Task) and budget is None:
+        if by_default:
             inner = self.scheduler.inner if isinstance(self.scheduler, Transfer) else self.scheduler
             chosen = self.sampler.then if isinstance(self.sampler, Held) else self.sampler
             self.chosen = told(self.work, inner, chosen, self.executor, self._unfused)
