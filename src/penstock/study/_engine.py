@@ -681,6 +681,11 @@ class Engine:
             if record.unfinished:
                 self.queue.append(self._placement(record.segment, self.state.last_s, record.attempts))
 
+    def again(self, trial: int) -> None:
+        """Queue a trial that has left before the end of its segment, before all others."""
+        record = self.state.trials[trial]
+        self.queue.appendleft(self._placement(record.segment, self.state.last_s, record.attempts))
+
     def _resubmit(self, event: Submitted) -> None:
         new = [s.trial for s in event.segments if s.trial.id >= self._next_trial]
         self._replayed = deque(sorted(new, key=lambda trial: trial.id))
