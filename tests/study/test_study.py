@@ -254,6 +254,32 @@ def test_a_larger_budget_of_trials_brings_more_of_them(tmp_path, scheduler, all_
     assert len(again.state.sessions) == len(done.state.sessions)
 
 
+def dies(trial, epoch, attempt):
+    """Simulated workers that die again and again, each in its trial's fourth epoch."""
+    return epoch == 3 and trial % 3 == 1
+
+
+@pytest.mark.parametrize("limit", [6, 7, 8, None])
+def test_members_that_fail_are_replaced_as_far_as_a_budget_of_trials_allows(limit, tmp_path):
+    """Two of six fail, and one of those that take their places would, too."""
+    path = tmp_path / "s.db"
+    options = {
+        "scheduler": pk.PBT(population=6, max_epochs=8, interval=2),
+        "executor": pk.Simulated(devices=4, failure=dies),
+    }
+    budget = pk.Budget(trials=limit)
+    done = study(remembers, budget=budget, **options).run()
+    assert len(done.trials) == (limit or 8)
+    assert done.state.counts.ended == len(done.trials)
+    assert done.state.closed.reason == "finished"
+    left = study(remembers, store=path, budget=pk.Budget(trials=limit, epochs=20), **options).run()
+    assert left.state.closed.reason == "budget"
+    resumed = pk.Study.load(path, budget=budget).run()
+    assert [(t.id, t.config, t.epoch) for t in resumed.trials] == [
+        (t.id, t.config, t.epoch) for t in done.trials
+    ]
+
+
 def test_more_trials_are_those_of_a_study_that_was_allowed_them_at_once(tmp_path):
     path = tmp_path / "s.db"
     study(scheduler=pk.Full(epochs=9), budget=pk.Budget(trials=3), store=path).run()

@@ -48,7 +48,7 @@ class TrialRecord:
         energy: What it drew, in its epochs and outside of them; None where not metered.
         train_s: Time its epochs took on their devices, epochs that were run again included.
         unfinished: Its segment is yet to run to its end: what a resume has to run.
-        violated: Limits of the study that it was measured to violate, as text.
+        violated: Limits of the study that its configuration was measured to violate, as text.
         device_s: Device-seconds it held: half a device for two seconds is one.
         refused: Proposals that were refused before this one, since they were predicted to violate a limit.
         overtaken: It trains the full model with a configuration that is none of the best that its narrow twin has found
@@ -56,6 +56,9 @@ class TrialRecord:
         once_j: As ``energy``, in joules, but with each epoch only once: what it would have drawn undisturbed.
         once_s: As ``train_s``, likewise.
         copied: How many of ``trained`` are epochs of the trial that it was copied from.
+        before: Epochs up to the latest report before it took over another one's configuration (PBT); 0: it has its own.
+        unfit_s: Up to when it trained configurations that were measured to violate a limit; None: none but the
+            present one.
     """
 
     id: int
@@ -87,6 +90,8 @@ class TrialRecord:
     once_j: float | None = None
     once_s: float = 0.0
     copied: int = 0
+    before: int = 0
+    unfit_s: float | None = None
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
     _members: int = 1  # of the fused training it runs in: they share the device's time
@@ -97,6 +102,11 @@ class TrialRecord:
         return self.reports[-1].metrics if self.reports else {}
 
     @property
+    def known(self) -> bool:
+        """Whether a report tells of its present configuration."""
+        return self.epoch > self.before
+
+    @property
     def is_target(self) -> bool:
         """Whether it trains the full model in a study that tunes a narrow twin of it."""
         return self.segment.options.get("model") == "target"
@@ -104,12 +114,14 @@ class TrialRecord:
     def per_epoch(self, of: Callable[[Reported], float | None]) -> float | None:
         """The mean over its epochs of a figure of its reports, each of which is of all epochs since the one before.
 
+        Those that it trained with another configuration don't count.
+
         Args:
             of: The figure of a report; None: that one does not tell.
         """
         summed, epochs = 0.0, 0
         for report, number in self.spans():
-            value = of(report)
+            value = of(report) if report.epoch > self.before else None
             if value is not None:
                 summed += value
                 epochs += number
@@ -329,6 +341,10 @@ class StudyState:
             return
         record.segment = segment
         record.config = trial.config  # PBT's explore changes it
+        if segment.copy_from is not None:  # nothing is known of it yet
+            record.before = record.epoch
+            if record.violated:
+                record.violated, record.unfit_s = (), time_s
         record.attempts = 0
         record.ended_s = None
         record.unfinished = True

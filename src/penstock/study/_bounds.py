@@ -117,8 +117,8 @@ def find_predictors(store: Store, work: Any, space: Space, device: str | None) -
 
 
 def measured(record: TrialRecord) -> dict[str, float]:
-    """What is known of a trial after it ran: its latest metrics, and seconds and joules of its epochs."""
-    values = dict(record.metrics)
+    """What is known of a trial's configuration: its latest metrics, and seconds and joules of its epochs."""
+    values = dict(record.metrics) if record.known else {}
     seconds = record.per_epoch(lambda report: report.train_s)
     joules = record.per_epoch(lambda report: None if report.energy is None else report.energy.value)
     if seconds is not None:

@@ -159,6 +159,7 @@ class Engine:
             seed=derive_seed(setup.seed, "scheduler"),
             derive=self._derive,
             allows=getattr(setup.sampler, "allows", None),
+            left=self._left,
         )
         setup.scheduler.start(rules)
         for rule in setup.rules:
@@ -571,9 +572,8 @@ class Engine:
     def _propose(self, n: int) -> Sequence[Trial]:
         if self._replayed is not None:
             return self._propose_again(n)
-        limit = self.setup.budget.trials
-        if limit is not None:
-            n = min(n, limit - self._next_trial)
+        left = self._left()
+        n = n if left is None else min(n, left)
         if n <= 0:
             return ()
         sampler, seed = self.setup.sampler, self.setup.seed
@@ -593,6 +593,13 @@ class Engine:
             self._proposed += 1
             trials.append(trial)
         return trials
+
+    def _left(self) -> int | None:
+        """How many more trials the budget allows; during a replay, how many were made from others next."""
+        if self._replayed is not None:
+            return sum(trial.parent is not None for trial in self._replayed)
+        limit = self.setup.budget.trials
+        return None if limit is None else max(0, limit - self._next_trial)
 
     def _derive(self, config: Config, parent: int) -> Trial:
         """A new trial made from another one, seeded by its parent and its place among the children."""
