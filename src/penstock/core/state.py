@@ -234,13 +234,18 @@ class StudyState:
     @property
     def energy(self) -> Measurement | None:
         """What was drawn in all, by trials and by what notes tell of; None where nothing was metered."""
-        besides = self._besides.total
+        besides = self.besides
         return self.trial_energy if besides is None else total(filter(None, (self.trial_energy, besides)))
 
     @property
     def trial_energy(self) -> Measurement | None:
         """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
+
+    @property
+    def besides(self) -> Measurement | None:
+        """What measuring and checking before there was a trial have drawn, as notes tell; None: nothing was metered."""
+        return self._besides.total
 
     @property
     def once(self) -> bool:
