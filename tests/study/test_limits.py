@@ -279,6 +279,32 @@ def test_who_has_just_taken_over_a_configuration_is_not_the_best_by_what_came_be
     assert [t.id for t in ranked(goal, state.trials.values())] == [1, 0]
 
 
+def test_the_best_of_a_study_that_was_left_keeps_the_limits(tmp_path):
+    """Also of trials that were left before their ends. What they were judged by so far is forgotten when they go on."""
+
+    def settles(run):
+        """The better, the more it draws; the fourth draws much in its first epochs only."""
+        for epoch in run.epochs(6):
+            most = run.config["x"] == 0.4 and epoch < 3
+            power_w = 90.0 if most else 100 * run.config["x"]
+            run.report(error=1 - run.config["x"], power_w=power_w)
+
+    path = tmp_path / "s.db"
+    study = pk.Study(
+        settles, pk.Space(x=pk.Choice(0.2, 0.4, 0.7, 0.9)), minimize="error", sampler=pk.Grid(),
+        executor=pk.Simulated(4), limits=[pk.power_w <= 50], meter=False, store=path, budget=pk.Budget(epochs=8),
+        scheduler=pk.Full(epochs=6),
+    )  # fmt: skip
+    left = study.run()
+    assert {t.epoch for t in left.trials} == {2}
+    assert [t.config["x"] for t in left.trials if not t.violated] == [0.2]
+    assert left.best.config["x"] == 0.2
+    assert pk.Study.load(path).best.config["x"] == 0.2
+    done = pk.Study.load(path, budget=pk.Budget(epochs=100)).run()
+    assert [t.config["x"] for t in done.trials if not t.violated] == [0.2, 0.4]
+    assert done.best.config["x"] == 0.4
+
+
 def test_a_study_of_an_earlier_release_promotes_as_it_began(tmp_path, monkeypatch):
     path = tmp_path / "s.db"
     with monkeypatch.context() as before:

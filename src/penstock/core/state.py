@@ -94,6 +94,7 @@ class TrialRecord:
     unfit_s: float | None = None
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
+    _so_far: tuple[str, ...] = ()  # of ``violated``, until it goes on
     _members: int = 1  # of the fused training it runs in: they share the device's time
 
     @property
@@ -168,7 +169,8 @@ class Counts:
 
 
 VIOLATED = "limit_violated"
-"""The topic of notes that a trial was measured to violate a limit of the study."""
+"""The topic of notes that a trial was measured to violate a limit of the study; ``so_far``: it was left before its end,
+and is judged anew once it goes on."""
 PROBED = "probed"
 """The topic of notes of readings of a network that was measured before training, since predictions left it in doubt
 whether it keeps the limits; ``again``: further ones of the same network."""
@@ -305,7 +307,10 @@ class StudyState:
                 self.notes.append(event)
                 if event.topic == VIOLATED and event.trial in self.trials:
                     record = self.trials[event.trial]
-                    record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
+                    limit = str(event.data["limit"])
+                    if event.data.get("so_far") and limit not in record.violated:
+                        record._so_far = (*record._so_far, limit)
+                    record.violated = tuple(dict.fromkeys((*record.violated, limit)))
                 if event.topic == PROBED and not event.data.get("again"):
                     self.probed += 1
                 if event.topic == CHOSEN and isinstance(event.data.get("trials"), list):
@@ -365,6 +370,9 @@ class StudyState:
         record._members = max(1, len(event.fused))
         if record.started_s is None:
             record.started_s = event.time_s
+        if record._so_far:
+            record.violated = tuple(limit for limit in record.violated if limit not in record._so_far)
+            record._so_far = ()
         return True
 
     def _hold(self, record: TrialRecord, shares: tuple[Share, ...], time_s: float) -> None:

@@ -128,8 +128,8 @@ def measured(record: TrialRecord) -> dict[str, float]:
     return values
 
 
-def violation_notes(gate: Gate, record: TrialRecord, time_s: float) -> list[Noted]:
-    """A note per limit that a trial's measured values violate."""
+def violation_notes(gate: Gate, record: TrialRecord, time_s: float, *, so_far: bool = False) -> list[Noted]:
+    """A note per limit that a trial's measured values violate; ``so_far``: it is not over."""
     found = gate.violated(measured(record))
     verdict = gate.check(record.config) if found else None
     notes = []
@@ -142,5 +142,7 @@ def violation_notes(gate: Gate, record: TrialRecord, time_s: float) -> list[Note
             "bound": limit.bound,
             "predicted": None if predicted is None else predicted.mean,
         }
+        if so_far:
+            data["so_far"] = True
         notes.append(Noted(time_s, VIOLATED, data, record.id))
     return notes

@@ -362,8 +362,8 @@ class Session:
             self._hear_of_fusion(self._study._fuser, event)
         if isinstance(event, Noted) and event.topic == UNDIVIDED:
             self._spread_no_more(event)
-        if isinstance(event, Ended) and not event.kept and not event.retry:
-            self._judge(event.trial)
+        if isinstance(event, Ended):
+            self._judge(event)
         if isinstance(event, Reported):
             self._trained = True
             self._study._paces.hear(event, self._engine.state)
@@ -402,12 +402,12 @@ class Session:
         if note is not None:
             self._take(note)
 
-    def _judge(self, trial: int) -> None:
-        """Note the limits that a trial was measured to violate."""
-        gate, record = self._study.gate, self._engine.state.trials[trial]
+    def _judge(self, event: Ended) -> None:
+        """Note the limits that a trial was measured to violate, up to here if it was left before its end."""
+        gate, record = self._study.gate, self._engine.state.trials[event.trial]
         twin = self._study.surrogate is not None and not record.is_target
         if gate is not None and not twin:  # limits are about the model itself
-            for note in violation_notes(gate, record, self._now()):
+            for note in violation_notes(gate, record, self._now(), so_far=event.kept or event.retry):
                 if note.data["limit"] not in record.violated:
                     self._take(note)
 
