@@ -518,3 +518,18 @@ def load_state(file):
     from penstock.train._checkpoint import _loader, _read
 
     return _loader(file, _read(file))("cpu")
+
+
+def test_fused_trials_keep_to_a_budget_of_epochs_and_go_on_from_there(tmp_path):
+    """Checkpoints come every third epoch only, and with the last one that the budget allows."""
+    task = make_task(epochs=5, checkpoint_epochs=3)
+    path, limit = tmp_path / "s.db", 14
+    done = study(task, 4, path, scheduler=pk.Full(trials=6), budget=pk.Budget(epochs=limit)).run()
+    assert (done.state.epochs, done.state.closed.reason) == (limit, "budget")
+    assert all(max(t.saved) == t.epoch for t in done.trials if t.epoch)
+    done = pk.Study.load(path, budget=pk.Budget(epochs=100)).run()
+    again = [report for report in events_of(path) if report.kind == "reported"]
+    assert len(again) == len({(report.trial, report.epoch) for report in again}) == 30
+    plain = alone(task, scheduler=pk.Full(trials=6))
+    for trial in done.trials:
+        assert trial.metrics["loss"] == pytest.approx(plain.trials[trial.id].metrics["loss"], rel=1e-6)

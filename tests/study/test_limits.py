@@ -9,8 +9,9 @@ from functools import cache
 import pytest
 
 import penstock as pk
-from penstock.core import StudyState
+from penstock.core import Checkpoint, Ended, Noted, Reported, Segment, Started, StudyState, Submitted, Trial
 from penstock.core.errors import InvalidInput
+from penstock.goal import Goal, ranked
 from penstock.predict import Features, Predictor
 from penstock.report import read_journal, summary_text
 from penstock.report._static import write_report
@@ -237,6 +238,71 @@ def test_population_based_training_copies_nobody_who_violates_a_limit():
     donors = {t.segment.copy_from.trial for t in done.trials if t.segment.copy_from is not None}
     assert donors
     assert all(first[donor] <= 50 for donor in donors)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_took_over_a_configuration_is_judged_by_that_one(seed, tmp_path):
+    """Members that violated the limit copy others: then the best is the best of all that keep it in the end."""
+    path = tmp_path / "s.db"
+    study = watched_study(pk.PBT(population=8, max_epochs=12, interval=3), store=path)
+    study.seed = seed
+    done = study.run()
+    began = {t.id: t.reports[0].metrics["power_w"] for t in done.trials}
+    assert any(began[t.id] > 50 >= t.metrics["power_w"] for t in done.trials)
+    for trial in done.trials:
+        assert bool(trial.violated) == (trial.metrics["power_w"] > 50)
+    fit = [t for t in done.trials if t.metrics["power_w"] <= 50]
+    assert done.best.metrics["error"] == min(t.metrics["error"] for t in fit)
+    # What the views take for the best so far ends with it, and was never one beyond the limit.
+    steps = done._folded().best_so_far(0)
+    powers = {(t.id, r.time_s): r.metrics["power_w"] for t in done.trials for r in t.reports}
+    assert all(powers[step.trial, step.time_s] <= 50 for step in steps)
+    assert steps[-1].value == done.best.metrics["error"]
+
+
+def test_who_has_just_taken_over_a_configuration_is_not_the_best_by_what_came_before():
+    """Its latest report is of the configuration that it gave up, which violated the limit and was the best."""
+    state, good, bad = StudyState(), Trial(0, {"x": 0.4}, 1), Trial(1, {"x": 0.9}, 2)
+    state.apply(Submitted(0.0, 2, (Segment(good, until=1), Segment(bad, until=1))))
+    for trial, error_now in ((0, 0.6), (1, 0.1)):
+        state.apply(Started(0.0, trial))
+        state.apply(Reported(1.0, trial, 1, {"error": error_now}))
+        state.apply(Ended(1.0, trial, pk.TrialStatus.PAUSED, 1))
+    state.apply(Noted(1.0, "limit_violated", {"limit": "power_w <= 50 W"}, 1))
+    goal = Goal.of("error", None)
+    assert [t.id for t in ranked(goal, state.trials.values())] == [0]
+    copy = Segment(Trial(1, {"x": 0.45}, 2, 0), 1, 2, copy_from=Checkpoint(0, 1))
+    state.apply(Submitted(2.0, 1, (copy,)))
+    assert [t.id for t in ranked(goal, state.trials.values())] == [0]
+    state.apply(Started(2.0, 1, 1))
+    state.apply(Reported(3.0, 1, 2, {"error": 0.55}))
+    assert [t.id for t in ranked(goal, state.trials.values())] == [1, 0]
+
+
+def test_the_best_of_a_study_that_was_left_keeps_the_limits(tmp_path):
+    """Also of trials that were left before their ends. What they were judged by so far is forgotten when they go on."""
+
+    def settles(run):
+        """The better, the more it draws; the fourth draws much in its first epochs only."""
+        for epoch in run.epochs(6):
+            most = run.config["x"] == 0.4 and epoch < 3
+            power_w = 90.0 if most else 100 * run.config["x"]
+            run.report(error=1 - run.config["x"], power_w=power_w)
+
+    path = tmp_path / "s.db"
+    study = pk.Study(
+        settles, pk.Space(x=pk.Choice(0.2, 0.4, 0.7, 0.9)), minimize="error", sampler=pk.Grid(),
+        executor=pk.Simulated(4), limits=[pk.power_w <= 50], meter=False, store=path, budget=pk.Budget(epochs=8),
+        scheduler=pk.Full(epochs=6),
+    )  # fmt: skip
+    left = study.run()
+    assert {t.epoch for t in left.trials} == {2}
+    assert [t.config["x"] for t in left.trials if not t.violated] == [0.2]
+    assert left.best.config["x"] == 0.2
+    assert pk.Study.load(path).best.config["x"] == 0.2
+    done = pk.Study.load(path, budget=pk.Budget(epochs=100)).run()
+    assert [t.config["x"] for t in done.trials if not t.violated] == [0.2, 0.4]
+    assert done.best.config["x"] == 0.4
 
 
 def test_a_study_of_an_earlier_release_promotes_as_it_began(tmp_path, monkeypatch):

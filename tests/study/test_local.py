@@ -313,3 +313,63 @@ def test_a_training_that_saves_nothing_is_told_once_that_it_starts_again(tmp_pat
     ).run()
     assert ("1" in begun.read_text().split()) == saves
     assert capsys.readouterr().err.count("no checkpoint was saved") == (not saves)
+
+
+def quick(run):
+    for epoch in run.epochs(50):
+        run.report(loss=run.config["x"] / (epoch + 1))
+
+
+def quick_saved(run):
+    run.load()
+    for epoch in run.epochs(50):
+        run.save(epoch)
+        run.report(loss=run.config["x"] / (epoch + 1))
+
+
+@pytest.mark.parametrize("work", [quick, quick_saved])
+@pytest.mark.parametrize(
+    "scheduler",
+    [pk.Full(), pk.Full(epochs=40), pk.ASHA(max_epochs=27, trials=None)],
+    ids=["open", "full", "asha"],
+)
+def test_workers_far_ahead_of_their_driver_keep_to_a_budget_of_epochs(work, scheduler):
+    """Fifty epochs are over before the driver has read of the first one."""
+    for limit in (5, 64):
+        done = pk.Study(
+            work,
+            SPACE,
+            minimize="loss",
+            scheduler=scheduler,
+            sampler=pk.Random(),
+            budget=pk.Budget(epochs=limit),
+            executor=pk.Local(slots=2),
+            store=False,
+            meter=False,
+        ).run()
+        assert done.state.epochs == limit
+        assert sum(len(trial.reports) for trial in done.trials) == limit
+        assert done.state.closed.reason == "budget"
+
+
+def falls_silent(run):
+    """The second trial returns early; the first, without checkpoints, could use what it leaves."""
+    for epoch in run.epochs(40):
+        run.report(loss=1.0)
+        if run.trial == 1 and epoch == 1:
+            return
+
+
+def test_epochs_that_nobody_can_use_are_said(tmp_path):
+    options = {"minimize": "loss", "sampler": pk.Random(), "executor": pk.Local(slots=2), "meter": False}
+    path = tmp_path / "s.db"
+    budget = pk.Budget(epochs=20)
+    done = pk.Study(falls_silent, SPACE, scheduler=pk.Full(trials=2), budget=budget, store=path, **options)
+    done.run()
+    assert done.state.epochs == 12  # of ten each
+    assert done.state.closed.reason == "budget"
+    assert "12 of 20 epochs spent" in done.state.closed.detail
+    assert "run.save" in done.state.closed.detail
+    more = pk.Study.load(path, budget=pk.Budget(epochs=60)).run()
+    assert [trial.epoch for trial in more.trials] == [40, 2]
+    assert more.state.closed.reason == "finished"

@@ -118,6 +118,17 @@ def test_a_study_that_is_cut_off_while_a_trial_pauses_goes_on_from_there(tmp_pat
         assert resumed.state.counts.ended == resumed.state.counts.total
 
 
+@pytest.mark.parametrize("epochs", [46, 50, 53, 57, 60, 63])
+def test_a_budget_of_epochs_that_ends_around_a_pause_holds(epochs: int, tmp_path: Path) -> None:
+    """27 + 18 epochs of earlier rungs, then three trials of six more, one of which pauses after three of them."""
+    done = study(curve, pk.Fluid(), tmp_path / "s.db", budget=pk.Budget(epochs=epochs)).run()
+    assert done.state.epochs == epochs
+    reported = [(e.trial, e.epoch) for e in journal(tmp_path / "s.db") if isinstance(e, Reported)]
+    assert len(reported) == len(set(reported))
+    resumed = pk.Study.load(tmp_path / "s.db", budget=pk.Budget()).run()
+    assert results(resumed) == results(study(curve, None).run())
+
+
 def test_failures_around_pauses_are_retried_and_nobody_is_lost() -> None:
     plain = study(curve, None).run()
     for at in (4, 6, 7, 9):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import html
+import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +16,14 @@ from torch import nn
 from torch.nn import functional
 
 import penstock as pk
-from penstock.core import Noted
+from penstock.core import Measurement, Noted, Source
+from penstock.core.measurement import measurement
+from penstock.core.state import DREW
 from penstock.execute import Job
 from penstock.predict import Probe
 from penstock.store import open_store
 from penstock.study._profile import _Bench, measure, recall
-from penstock.train._probe import _Timer, usual_s
+from penstock.train._probe import _gathered, _Timer, usual_s
 from penstock.train._run import Unwind
 
 BUSY_S = 0.0005  # of a core, for one iteration: a fraction of any system's time slice
@@ -99,6 +104,64 @@ def test_a_study_measures_once_and_remembers(tmp_path: Path) -> None:
         assert {share.fraction for record in study.trials for share in record.shares} == {0.5}
 
 
+def test_what_the_profile_draws_is_the_studys_energy(tmp_path: Path) -> None:
+    """Once: the study that recalls it has drawn nothing for it. It counts in budgets of energy, and of time."""
+
+    def run(budget: pk.Budget, **options: Any) -> pk.Study:
+        return pk.Study(
+            busy,
+            pk.Space(x=pk.Float(0, 1)),
+            minimize="loss",
+            scheduler=pk.Full(trials=1, epochs=1),
+            sampler=pk.Random(),
+            executor=pk.Local(2),
+            planner=pk.Fluid(max_sharing=2),
+            budget=budget,
+            store=tmp_path / "s.db",
+            **options,
+        ).run()
+
+    first, second = run(pk.Budget()), run(pk.Budget())
+    (note,) = [n for n in first.state.notes if n.topic == "overhead"]
+    drawn = measurement(*note.data[DREW])
+    # Each probe keeps a core busy for half a second at least: no machine's core draws less than a tenth of a watt.
+    assert drawn.joules > 3 * 0.5 * 0.1
+    assert first.state.spent_s > 3 * 0.5
+    assert first.energy is not None
+    assert first.state.trial_energy is not None
+    assert first.energy.joules == pytest.approx(first.state.trial_energy.joules + drawn.joules)
+    assert first.energy.source is max(drawn.source, first.state.trial_energy.source)
+    told = f"{drawn} of it for measuring and checking before training"
+    assert told in str(first)
+    assert told in html.unescape(first._repr_html_())
+    assert first.summary()["besides_j"] == drawn.joules
+    assert second.energy is not None
+    assert second.state.besides is None
+    assert "of it for measuring" not in str(second)
+    store = open_store(tmp_path / "s.db", write=True)
+    try:
+        (key,) = store.keys("overhead/")
+        assert DREW not in store.get(key)
+        store.put(key, None)  # it is measured again
+    finally:
+        store.close()
+    third = run(pk.Budget(energy_wh=drawn.wh / 100))
+    assert third.state.closed is not None
+    assert third.state.closed.reason == "budget"
+    assert not third.state.epochs
+
+
+def test_all_workers_of_a_crew_tell_what_they_drew(tmp_path: Path) -> None:
+    def tell(rank: int, joules: float) -> Measurement | None:
+        return _gathered(tmp_path, 0, (rank, 3, ""), Measurement(joules, "J", Source.ESTIMATED))
+
+    assert tell(2, 3.0) is None
+    assert tell(1, 2.0) is None
+    found = tell(0, 1.0)
+    assert found is not None
+    assert found.joules == 6.0
+
+
 def busy(run: pk.Run) -> None:
     """Keeps its core busy, in iterations that mostly begin and end within one turn on it."""
     for _ in run.epochs():
@@ -171,11 +234,15 @@ def test_a_crew_with_short_iterations_is_timed(tmp_path: Path) -> None:
     executor = pk.Local(2)
     executor.open(Job(task, tmp_path, ("loss",), meter=False))
     try:
-        bench = _Bench(executor, {}, tmp_path / "profile", seed=0)
+        bench = _Bench(executor, {}, tmp_path / "profile", seed=0, meter=True)
         (time_s,) = bench.run(Probe("scaling", 2), [item.device for item in executor.free()])
     finally:
         executor.close()
     assert time_s > 0
+    told = tmp_path / "profile" / "scaling-2" / "drew-0-1"
+    assert json.loads(told.read_text())[0] > 0
+    (drawn,) = bench.drawn
+    assert drawn.joules > json.loads(told.read_text())[0]
 
 
 @pytest.mark.parametrize("first", ["lead", "follower"])

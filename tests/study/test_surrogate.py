@@ -676,3 +676,28 @@ def test_what_does_not_transfer_is_held_at_a_value_of_its_domain() -> None:
     task = pk.Task(lambda: None, (torch.zeros(4, 2), torch.zeros(4)), lambda output, target: output.sum())
     held = held_values(space, task, {})
     assert held == {"batch_size": 32, "warmup": 5, "decay": 1e-5, "dropout": 0.0, "two": "a"}
+
+
+class Hooked(nn.Module):
+    """A hook without a gradient to be hooked: its forward fails in every evaluation."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, width), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.body(x))
+        hidden.register_hook(lambda gradient: gradient / 2)
+        return self.head(hidden)
+
+
+def test_a_model_that_cannot_be_computed_is_told_before_any_training(tmp_path):
+    data = pk.Data((torch.randn(20, 6), torch.arange(20) % 3))
+    task = pk.Task(Hooked, data, F.cross_entropy, epochs=1, batch_size=10)
+    space, path = pk.Space(lr=pk.Float(1e-3, 1, log=True)), tmp_path / "s.db"
+    study = pk.Study(task, space, minimize="loss", surrogate=pk.Shrink(2), store=path, executor=pk.Local(1))
+    with pytest.raises(
+        InvalidInput, match=r"task's own code fails at .*cannot register a hook.*without grad"
+    ):
+        study.run()
+    assert not study.trials

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.core.errors import InvalidInput, Unsupported
-from penstock.model import FusedStep
+from penstock.model import FusedStep, Shrink
 from penstock.train import Data, Task
 from penstock.train import _fused_loop as fused_loop
 from penstock.train._fused_loop import FusedTrainer, check, measure, train_fused
@@ -689,6 +689,33 @@ def test_check_catches_a_wrong_rule(monkeypatch):
     found = check(make_task(), CONFIGS[:2])
     assert not found.ok
     assert "differs by" in found.reason
+
+
+class Halved(nn.Module):
+    """Its forward halves what flows back into the first layer, with a hook that a fused call does not have."""
+
+    def __init__(self, width=16, silent=False):
+        super().__init__()
+        self.body, self.head = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+        if silent:
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        hidden = torch.relu(self.body(x))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient / 2)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("kind", ["plain", "silent", "twin"])
+def test_check_sees_gradients_before_a_readout_that_starts_at_zero(kind):
+    """A narrow twin's does, and so do the last layers of many blocks: at their first step nothing flows back."""
+    task = make_task(lambda width=16: Halved(width, kind == "silent").double())
+    if kind == "twin":
+        task = task.narrowed(Shrink(2))
+    found = check(task, [{"lr": 0.1}, {"lr": 0.2}])
+    assert not found.ok
+    assert "the gradient of body" in found.reason
 
 
 def test_check_says_why_members_cannot_be_fused():

@@ -48,7 +48,7 @@ class TrialRecord:
         energy: What it drew, in its epochs and outside of them; None where not metered.
         train_s: Time its epochs took on their devices, epochs that were run again included.
         unfinished: Its segment is yet to run to its end: what a resume has to run.
-        violated: Limits of the study that it was measured to violate, as text.
+        violated: Limits of the study that its configuration was measured to violate, as text.
         device_s: Device-seconds it held: half a device for two seconds is one.
         refused: Proposals that were refused before this one, since they were predicted to violate a limit.
         overtaken: It trains the full model with a configuration that is none of the best that its narrow twin has found
@@ -56,6 +56,9 @@ class TrialRecord:
         once_j: As ``energy``, in joules, but with each epoch only once: what it would have drawn undisturbed.
         once_s: As ``train_s``, likewise.
         copied: How many of ``trained`` are epochs of the trial that it was copied from.
+        before: Epochs up to the latest report before it took over another one's configuration (PBT); 0: it has its own.
+        unfit_s: Up to when it trained configurations that were measured to violate a limit; None: none but the
+            present one.
     """
 
     id: int
@@ -87,14 +90,22 @@ class TrialRecord:
     once_j: float | None = None
     once_s: float = 0.0
     copied: int = 0
+    before: int = 0
+    unfit_s: float | None = None
     _running_since_s: float | None = None
     _held_since_s: float | None = None  # its present shares
+    _so_far: tuple[str, ...] = ()  # of ``violated``, until it goes on
     _members: int = 1  # of the fused training it runs in: they share the device's time
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """The latest report's metrics; empty before the first."""
         return self.reports[-1].metrics if self.reports else {}
+
+    @property
+    def known(self) -> bool:
+        """Whether a report tells of its present configuration."""
+        return self.epoch > self.before
 
     @property
     def is_target(self) -> bool:
@@ -104,12 +115,14 @@ class TrialRecord:
     def per_epoch(self, of: Callable[[Reported], float | None]) -> float | None:
         """The mean over its epochs of a figure of its reports, each of which is of all epochs since the one before.
 
+        Those that it trained with another configuration don't count.
+
         Args:
             of: The figure of a report; None: that one does not tell.
         """
         summed, epochs = 0.0, 0
         for report, number in self.spans():
-            value = of(report)
+            value = of(report) if report.epoch > self.before else None
             if value is not None:
                 summed += value
                 epochs += number
@@ -156,7 +169,8 @@ class Counts:
 
 
 VIOLATED = "limit_violated"
-"""The topic of notes that a trial was measured to violate a limit of the study."""
+"""The topic of notes that a trial was measured to violate a limit of the study; ``so_far``: it was left before its end,
+and is judged anew once it goes on."""
 PROBED = "probed"
 """The topic of notes of readings of a network that was measured before training, since predictions left it in doubt
 whether it keeps the limits; ``again``: further ones of the same network."""
@@ -222,13 +236,18 @@ class StudyState:
     @property
     def energy(self) -> Measurement | None:
         """What was drawn in all, by trials and by what notes tell of; None where nothing was metered."""
-        besides = self._besides.total
+        besides = self.besides
         return self.trial_energy if besides is None else total(filter(None, (self.trial_energy, besides)))
 
     @property
     def trial_energy(self) -> Measurement | None:
         """What all trials have drawn, in their epochs and outside of them; None where nothing was metered."""
         return self._energy.total
+
+    @property
+    def besides(self) -> Measurement | None:
+        """What measuring and checking before there was a trial have drawn, as notes tell; None: nothing was metered."""
+        return self._besides.total
 
     @property
     def once(self) -> bool:
@@ -288,7 +307,10 @@ class StudyState:
                 self.notes.append(event)
                 if event.topic == VIOLATED and event.trial in self.trials:
                     record = self.trials[event.trial]
-                    record.violated = tuple(dict.fromkeys((*record.violated, str(event.data["limit"]))))
+                    limit = str(event.data["limit"])
+                    if event.data.get("so_far") and limit not in record.violated:
+                        record._so_far = (*record._so_far, limit)
+                    record.violated = tuple(dict.fromkeys((*record.violated, limit)))
                 if event.topic == PROBED and not event.data.get("again"):
                     self.probed += 1
                 if event.topic == CHOSEN and isinstance(event.data.get("trials"), list):
@@ -329,6 +351,10 @@ class StudyState:
             return
         record.segment = segment
         record.config = trial.config  # PBT's explore changes it
+        if segment.copy_from is not None:  # nothing is known of it yet
+            record.before = record.epoch
+            if record.violated:
+                record.violated, record.unfit_s = (), time_s
         record.attempts = 0
         record.ended_s = None
         record.unfinished = True
@@ -344,6 +370,9 @@ class StudyState:
         record._members = max(1, len(event.fused))
         if record.started_s is None:
             record.started_s = event.time_s
+        if record._so_far:
+            record.violated = tuple(limit for limit in record.violated if limit not in record._so_far)
+            record._so_far = ()
         return True
 
     def _hold(self, record: TrialRecord, shares: tuple[Share, ...], time_s: float) -> None:

@@ -47,12 +47,15 @@ class Launch:
         known: Per segment, the last epoch whose report is in the journal: a worker that finds a newer
             checkpoint on disk than the journal knows of goes on from it and re-sends the reports between.
         facts: What the worker must know of the placement as a whole, by room: how its segments are fused.
+        leaves: Per segment, the epoch with which it ends as if it were stopped then, to be kept: a budget allows no
+            more. Empty: nothing of the kind.
     """
 
     placement: Placement
     checkpoints: tuple[str | None, ...]
     known: tuple[int, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    leaves: tuple[int, ...] = ()
 
 
 class Executor(ABC):

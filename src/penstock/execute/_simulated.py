@@ -258,18 +258,12 @@ class Simulated(Executor):
         now_s = self._clock.now_s()
         for launch in launches:
             self._hold(launch.placement)
-            members = [
-                self._member(segment, path, known, launch.placement.attempt)
-                for segment, path, known in zip(
-                    launch.placement.segments, launch.checkpoints, launch.known, strict=True
-                )
-            ]
+            members = [self._member(launch, number) for number in range(len(launch.placement.segments))]
             flight = _Flight(launch, members, shares=launch.placement.shares)
             if self.overhead is not None:
                 if any(member.segment.trial.id in self._kept for member in members):
-                    flight.since_s = (
-                        now_s + self.overhead.epsilon_s
-                    )  # to go on after a pause is like a change
+                    # To go on after a pause is like a change.
+                    flight.since_s = now_s + self.overhead.epsilon_s
                 self._enter(flight, now_s)
             fused = () if len(members) == 1 else tuple(member.segment.trial.id for member in members)
             placement = launch.placement
@@ -281,12 +275,12 @@ class Simulated(Executor):
                 )
             self._go_on(flight, now_s)
 
-    def _member(self, segment: Segment, path: str | None, known: int, attempt: int) -> _Member:
-        trial, job = segment.trial, self._job
+    def _member(self, launch: Launch, number: int) -> _Member:
+        segment, path, job = launch.placement.segments[number], launch.checkpoints[number], self._job
         if job is None:
             raise ExecutorError("The executor is not open.")
-        spec = Spec(*spec_of(segment, path, known, attempt))
-        checkpoints = MemoryCheckpoints(self._box, trial.id, path)
+        spec = Spec(*spec_of(launch, number))
+        checkpoints = MemoryCheckpoints(self._box, segment.trial.id, path)
         work, settings = job.work, self._settings
 
         def call(sink: Any) -> End:
@@ -295,7 +289,7 @@ class Simulated(Executor):
         kept = None if path is None else self._box.get(path)
         start = 0 if kept is None else kept[0]
         source = Lazy(call, start) if segment.until is None else Eager(call, start)
-        return _Member(segment, source, known)
+        return _Member(segment, source, launch.known[number])
 
     def _hold(self, placement: Placement) -> None:
         if not placement.shares or not placement.segments:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.core import Ended, Noted, Placement, Reported, Saved, Segment, Share, TrialStatus, total
+from penstock.core import Ended, Noted, Placement, Reported, Saved, Share, TrialStatus, total
 from penstock.core.errors import InvalidInput
 from penstock.core.measurement import Measurement, measurement
 from penstock.execute._base import Job, Launch
@@ -40,15 +40,14 @@ def whereabouts(files: Path) -> tuple[list[str], list[str], str]:
     return [os.path.abspath(entry) if entry == "" else entry for entry in sys.path], sys.argv, cwd
 
 
-def spec_of(segment: Segment, path: str | None, known: int, attempt: int) -> SpecTuple:
-    """What a worker is told of a segment.
+def specs_of(launch: Launch) -> list[SpecTuple]:
+    """What a worker is told of each segment of a launch."""
+    return [spec_of(launch, number) for number in range(len(launch.placement.segments))]
 
-    Args:
-        segment: It.
-        path: Its checkpoint.
-        known: Epochs whose reports the study has.
-        attempt: Counted from 0.
-    """
+
+def spec_of(launch: Launch, number: int) -> SpecTuple:
+    """What a worker is told of one segment of a launch."""
+    segment = launch.placement.segments[number]
     trial, copied = segment.trial, segment.copy_from
     return (
         trial.id,
@@ -58,18 +57,12 @@ def spec_of(segment: Segment, path: str | None, known: int, attempt: int) -> Spe
         segment.until,
         segment.last,
         None if copied is None else (copied.trial, copied.epoch),
-        path,
-        known,
-        attempt,
+        launch.checkpoints[number],
+        launch.known[number],
+        launch.placement.attempt,
         dict(segment.options),
+        launch.leaves[number] if launch.leaves else None,
     )
-
-
-def specs_of(launch: Launch) -> list[SpecTuple]:
-    """What a worker is told of each segment of a launch."""
-    placement = launch.placement
-    parts = zip(placement.segments, launch.checkpoints, launch.known, strict=True)
-    return [spec_of(segment, path, known, placement.attempt) for segment, path, known in parts]
 
 
 def fused_of(placement: Placement) -> tuple[int, ...]:

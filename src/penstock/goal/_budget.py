@@ -27,13 +27,14 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of a study; None: no limit. The study stops cleanly within an epoch of the first one reached.
+    """Limits of a study; None: no limit. The study stops cleanly within an epoch of the first one reached, and with
+    limits of trials and epochs exactly there.
 
     Attributes:
         trials: How many trials may start.
-        epochs: How many epochs may be trained, over all trials: each epoch once, those after a trial's latest report
-            when it ends. All trials together go beyond it by one epoch, and by those that workers train before their
-            reports are read. Near the limit fewer trials run at a time.
+        epochs: How many epochs may be trained, over all trials: each epoch once, however often it is run again after a
+            failure, and those after a trial's latest report, too. No trial begins one too many: each is told how far it
+            may train when it starts. Near the limit fewer trials run at a time, and the last ones end early.
         time_s: Wall time, over all sessions of the study.
         energy_wh: Energy in watt-hours. With such a limit, in CO2e or money too, all trials together go beyond it by
             one epoch at most (of a fused group, where trials are fused). So the first epoch of a study runs alone, to

@@ -61,13 +61,13 @@ class Goal:
         return tuple(found)
 
     def score(self, record: TrialRecord, *, once: bool = True) -> Values | None:
-        """A trial's objectives at its latest report; None if there is no such report.
+        """A trial's objectives at its latest report; None if no report tells of its configuration.
 
         Args:
             record: The trial.
             once: Whether an epoch that was run again after a failure counts once: nobody is worse for it.
         """
-        if not record.reports:
+        if not record.known:
             return None
         metered = any(objective.metric in METERED for objective in self.objectives)
         return self.values(metrics_of(record, once=once) if metered else record.metrics)

@@ -144,8 +144,7 @@ class Inline(Executor):
             ended = Ended(self._clock.now_s(), trial.id, status, launch.known[number], told[0], kept=told[1])
             self._events.put(ended)
             return
-        known, path = launch.known[number], launch.checkpoints[number]
-        spec = Spec(*spec_of(segment, path, known, placement.attempt))
+        spec = Spec(*spec_of(launch, number))
         assert self._settings is not None
         start = segment.start
         self._events.put(

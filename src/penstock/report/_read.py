@@ -135,7 +135,7 @@ def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
     found = limits_of(spec)
     if not found:
         return None
-    violating = sum(bool(record.violated) for record in state.trials.values())
+    violating = _violating(state)
     trainings = "training" if violating == 1 else "trainings"
     proposals = "proposal" if state.refused == 1 else "proposals"
     told = f"{violating:,} violating {trainings}, {state.refused:,} {proposals} refused"
@@ -144,18 +144,31 @@ def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
     return f"{', '.join(map(str, found))}, {told}"
 
 
+def _violating(state: StudyState) -> int:
+    """Trials that were measured to violate a limit, with a configuration that they have given up meanwhile, too."""
+    return sum(bool(record.violated) or record.unfit_s is not None for record in state.trials.values())
+
+
+def besides_text(state: StudyState) -> str:
+    """``, 12.3 J of it for measuring and checking``; nothing where that was none of the energy."""
+    return (
+        "" if state.besides is None else f", {state.besides} of it for measuring and checking before training"
+    )
+
+
 def _footprint(state: StudyState, spec: Mapping[str, Any]) -> dict[str, Any]:
     source, price = grid_of(spec), spec.get("price_per_kwh")
     energy = state.energy
     return {
         "energy_uncertainty": None if energy is None else energy.uncertainty,
+        "besides_j": None if state.besides is None else state.besides.joules,
         "co2_g": None if energy is None else co2(energy, source).value,
         "grid": {"g_per_kwh": source.g_per_kwh, "region": source.region, "assumed": source.assumed},
         "cost": None if energy is None or price is None else money(energy, price).value,
         "currency": None if price is None else str(spec.get("currency", "EUR")),
         "power_profiles": [dict(note.data) for note in state.notes if note.topic == "power_profile"],
         "limits": [str(limit) for limit in limits_of(spec)],
-        "violations": sum(bool(record.violated) for record in state.trials.values()),
+        "violations": _violating(state),
         "refused": state.refused,
         "probed": state.probed,
     }

@@ -16,7 +16,7 @@ from penstock.goal import ranked
 from penstock.report import views
 from penstock.report._draw import draw, pyplot
 from penstock.report._journal import fold_store, jobs_of, told_of
-from penstock.report._read import limits_text
+from penstock.report._read import besides_text, limits_text
 from penstock.report.views import Figure, Folded, Options
 from penstock.report.views._words import brief, duration, energy, number
 from penstock.store import open_store
@@ -190,7 +190,8 @@ def headline(folded: Folded | None, jobs: Mapping[str, Any] | None = None) -> li
     if limits is not None:
         rows.append(("limits", limits))
     rows.append(("time", f"{duration(told['spent_s'])}, {duration(told['busy_s'])} of training"))
-    rows.append(("energy", "not metered" if told["energy"] is None else told["energy"]["text"]))
+    drawn = "not metered" if told["energy"] is None else told["energy"]["text"]
+    rows.append(("energy", drawn + besides_text(folded.state)))
     if told["co2"] is not None:
         rows.append(("CO2e", f"{told['co2']['text']} ({told['grid']['where']})"))
     if told["cost"] is not None:

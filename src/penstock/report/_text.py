@@ -10,7 +10,7 @@ from penstock.core import Measurement, StudyState, TrialRecord, TrialStatus
 from penstock.energy import co2, money
 from penstock.goal import Goal, metrics_of, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, plain, short
-from penstock.report._read import grid_of, limits_text
+from penstock.report._read import besides_text, grid_of, limits_text
 
 _ERROR_LINES = 4
 
@@ -46,7 +46,7 @@ def summary_text(
         held = state.device_s / (state.spent_s * len(state.devices))
         used = duration_text(state.device_s)
         lines.append(f"          {len(state.devices)} devices, {used} of device time, {held:.0%} held")
-    lines.append(f"          {state.epochs} epochs, energy {energy}")
+    lines.append(f"          {state.epochs} epochs, energy {energy}{besides_text(state)}")
     if state.energy is not None:
         lines.append(f"          {_footprint(state.energy, spec or {})}")
     lines += _limit_lines(state)

@@ -31,6 +31,8 @@ class Rules:
         seed: For the scheduler's own random choices.
         derive: New trials made from others (PBT replaces members that failed); None: no such trials.
         allows: Whether a configuration keeps the study's limits, as far as is known; None: there are none.
+        left: How many more trials the study's budget allows, those made from others included; None: any number. It is
+            kept to by ``propose``; who calls ``derive`` asks.
     """
 
     propose: Propose
@@ -40,6 +42,7 @@ class Rules:
     seed: int
     derive: Derive | None = None
     allows: Callable[[Config], bool] | None = None
+    left: Callable[[], int | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

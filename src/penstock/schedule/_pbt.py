@@ -24,7 +24,8 @@ class PBT(Scheduler):
     selection), and explores: each value is drawn anew with probability ``resample``, and else a number is
     multiplied by one of ``factors``, and a Choice moves to a neighbour. It keeps its number. What is
     ``structural``, and what decides whether something structural is active, stays as the weights were
-    trained. A member that failed or was stopped is replaced by a new trial made in the same way.
+    trained. A member that failed or was stopped is replaced by a new trial made in the same way, as long as a
+    budget of trials allows new ones.
 
     Args:
         population: How many trials train together.
@@ -145,7 +146,9 @@ class PBT(Scheduler):
             if status is TrialStatus.PAUSED and member.id not in worst:
                 segments.append(self._segment(member))
                 continue
-            if status is TrialStatus.COMPLETED or (status is not TrialStatus.PAUSED and rules.derive is None):
+            if status is TrialStatus.COMPLETED or (
+                status is not TrialStatus.PAUSED and not _may_derive(rules)
+            ):
                 continue  # it ended early by itself, or can't be replaced
             donor = random.choice(best)
             config = self._explore(space, donor.config, random)
@@ -230,6 +233,11 @@ class PBT(Scheduler):
             "resample": self.resample,
             "factors": list(self.factors),
         }
+
+
+def _may_derive(rules: Rules) -> bool:
+    left = rules.left()
+    return rules.derive is not None and (left is None or left > 0)
 
 
 def _architecture(space: Space) -> set[str]:

@@ -123,7 +123,7 @@ class Space:
 
     @property
     def middle(self) -> dict[str, Any]:
-        """The configuration in the middle of all domains: of logarithms where they are ``log``, of choices as listed."""
+        """The configuration in the middle of all domains: of logarithms where they are ``log``, of choices as given."""
         return self.decode([0.5] * self.width())
 
     def validate(self, config: Mapping[str, Any]) -> dict[str, Any]:

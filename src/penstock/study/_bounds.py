@@ -117,8 +117,8 @@ def find_predictors(store: Store, work: Any, space: Space, device: str | None) -
 
 
 def measured(record: TrialRecord) -> dict[str, float]:
-    """What is known of a trial after it ran: its latest metrics, and seconds and joules of its epochs."""
-    values = dict(record.metrics)
+    """What is known of a trial's configuration: its latest metrics, and seconds and joules of its epochs."""
+    values = dict(record.metrics) if record.known else {}
     seconds = record.per_epoch(lambda report: report.train_s)
     joules = record.per_epoch(lambda report: None if report.energy is None else report.energy.value)
     if seconds is not None:
@@ -128,8 +128,8 @@ def measured(record: TrialRecord) -> dict[str, float]:
     return values
 
 
-def violation_notes(gate: Gate, record: TrialRecord, time_s: float) -> list[Noted]:
-    """A note per limit that a trial's measured values violate."""
+def violation_notes(gate: Gate, record: TrialRecord, time_s: float, *, so_far: bool = False) -> list[Noted]:
+    """A note per limit that a trial's measured values violate; ``so_far``: it is not over."""
     found = gate.violated(measured(record))
     verdict = gate.check(record.config) if found else None
     notes = []
@@ -142,5 +142,7 @@ def violation_notes(gate: Gate, record: TrialRecord, time_s: float) -> list[Note
             "bound": limit.bound,
             "predicted": None if predicted is None else predicted.mean,
         }
+        if so_far:
+            data["so_far"] = True
         notes.append(Noted(time_s, VIOLATED, data, record.id))
     return notes

@@ -160,6 +160,7 @@ class Engine:
             seed=derive_seed(setup.seed, "scheduler"),
             derive=self._derive,
             allows=getattr(setup.sampler, "allows", None),
+            left=self._left,
         )
         setup.scheduler.start(rules)
         for rule in setup.rules:
@@ -581,9 +582,8 @@ class Engine:
     def _propose(self, n: int) -> Sequence[Trial]:
         if self._replayed is not None:
             return self._propose_again(n)
-        limit = self.setup.budget.trials
-        if limit is not None:
-            n = min(n, limit - self._next_trial)
+        left = self._left()
+        n = n if left is None else min(n, left)
         if n <= 0:
             return ()
         sampler, seed = self.setup.sampler, self.setup.seed
@@ -603,6 +603,13 @@ class Engine:
             self._proposed += 1
             trials.append(trial)
         return trials
+
+    def _left(self) -> int | None:
+        """How many more trials the budget allows; during a replay, how many were made from others next."""
+        if self._replayed is not None:
+            return sum(trial.parent is not None for trial in self._replayed)
+        limit = self.setup.budget.trials
+        return None if limit is None else max(0, limit - self._next_trial)
 
     def _derive(self, config: Config, parent: int) -> Trial:
         """A new trial made from another one, seeded by its parent and its place among the children."""
@@ -690,6 +697,17 @@ class Engine:
         for record in self.state.trials.values():
             if record.unfinished:
                 self.queue.append(self._placement(record.segment, self.state.last_s, record.attempts))
+
+    def again(self, trial: int) -> None:
+        """Queue a trial that has left before the end of its segment, before all others, if it does not wait already."""
+        if self.waits(trial) or any(trial in move.segments for move in self._moves):
+            return  # it was to pause, or to move, at the same time
+        record = self.state.trials[trial]
+        self.queue.appendleft(self._placement(record.segment, self.state.last_s, record.attempts))
+
+    def waits(self, trial: int) -> bool:
+        """Whether a trial is in the queue."""
+        return any(segment.trial.id == trial for placement in self.queue for segment in placement.segments)
 
     def _resubmit(self, event: Submitted) -> None:
         new = [s.trial for s in event.segments if s.trial.id >= self._next_trial]

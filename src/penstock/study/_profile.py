@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core import Config, Device, Ended, Placement, Reported, Segment, Share, Trial, TrialStatus
+from penstock.core import (
+    Config,
+    Device,
+    Ended,
+    Measurement,
+    Placement,
+    Reported,
+    Segment,
+    Share,
+    Trial,
+    TrialStatus,
+    total,
+)
 from penstock.execute import Executor, Launch
 from penstock.predict import Overhead, OverheadProfile, Probe
 from penstock.store import Store
@@ -31,11 +43,13 @@ class Measured:
         overhead: c, d, alpha, beta and epsilon.
         memory_bytes: What a trial needs on a device; None where it has no memory of its own.
         data: All times, for the store and the journal.
+        energy: What it drew; None where that was not metered, or an earlier study has done it.
     """
 
     overhead: Overhead
     memory_bytes: int | None
     data: Mapping[str, Any]
+    energy: Measurement | None = None
 
 
 def key_of(work: Any, executor: Executor) -> str:
@@ -58,15 +72,22 @@ def recall(store: Store, key: str) -> Measured | None:
 
 
 def measure(
-    executor: Executor, config: Config, files: Path, *, seed: int, max_sharing: int, max_devices: int
+    executor: Executor,
+    config: Config,
+    files: Path,
+    *,
+    seed: int,
+    max_sharing: int,
+    max_devices: int,
+    meter: bool = False,
 ) -> Measured:
     """Time iterations of one configuration: p at a time on one device, then over w devices.
 
-    Uses an open executor that is idle, and leaves it so.
+    Uses an open executor that is idle, and leaves it so. With ``meter``, tells what it drew.
     """
     free = executor.free()
     profile = OverheadProfile(max_sharing=max_sharing, max_devices=max_devices)
-    bench = _Bench(executor, config, files.absolute() / "profile", seed)
+    bench = _Bench(executor, config, files.absolute() / "profile", seed, meter=meter)
     kind = [item.device for item in free if item.device.kind == free[0].device.kind] if free else []
     try:
         while kind and (probe := profile.wants) is not None:
@@ -86,14 +107,16 @@ def measure(
     data["window_s"] = _WINDOW_S
     if bench.refused:
         data["refused"] = bench.refused
-    return Measured(overhead, memory, data)
+    return Measured(overhead, memory, data, total(bench.drawn))
 
 
 @final
 class _Bench:
     """Runs probes one after the other."""
 
-    def __init__(self, executor: Executor, config: Config, folder: Path, seed: int) -> None:
+    def __init__(
+        self, executor: Executor, config: Config, folder: Path, seed: int, *, meter: bool = False
+    ) -> None:
         self._executor = executor
         self._config = config
         self._seed = seed
@@ -102,6 +125,8 @@ class _Bench:
         self.setup_s: float | None = None
         self.memory_bytes = 0
         self.refused = ""  # why a trial could not spread
+        self._metered = meter
+        self.drawn: list[Measurement] = []
 
     def run(self, probe: Probe, devices: Sequence[Device]) -> list[float]:
         """Seconds per iteration of each trial; empty if one of them could not run."""
@@ -127,6 +152,7 @@ class _Bench:
                     "window_s": _WINDOW_S,
                     "limit_s": _LIMIT_S,
                     "cores": first.cores if first.kind == "cpu" and probe.kind == "sharing" else 0,
+                    "meter": self._metered,
                 }
             }
             segment = Segment(Trial(self._number, self._config, self._seed), until=1 << 30)
@@ -142,6 +168,7 @@ class _Bench:
                     self._note(event.metrics)
                 elif isinstance(event, Ended):
                     waiting.discard(event.trial)
+                    self.drawn += [] if event.energy is None else [event.energy]
                     if probe.kind == "scaling" and event.status is TrialStatus.FAILED:
                         self.refused = event.reason
             if time.monotonic() > deadline_s:

@@ -40,7 +40,7 @@ from penstock.execute import Launch
 from penstock.goal import Budget, Spent
 from penstock.report import View
 from penstock.store import Store
-from penstock.study._allowance import Allowance, Epochs, Joules, allowed_j
+from penstock.study._allowance import Allowance, Leases, allowed_j
 from penstock.study._bounds import violation_notes
 from penstock.study._engine import Engine
 from penstock.study._files import CheckpointKeeper
@@ -96,13 +96,13 @@ class Session:
         self._unsaved = False  # said that there is no checkpoint to go on from
         self._unmeasured = False  # said that a network could not be measured
         self._probed: Config | None = None  # what was measured last before training
-        self._allowances: list[Allowance] = []
-        told: set[int] = set()
+        self._allowance: Allowance | None = None
+        self._leases: Leases | None = None
         if study.budget.needs_energy and not study.budget.finish:
             limit_j = allowed_j(study.budget, study._grid, study.price_per_kwh)
-            self._allowances.append(Allowance(limit_j, engine.state, Joules(), told))
+            self._allowance = Allowance(limit_j, engine.state)
         if study.budget.epochs is not None and not study.budget.finish:
-            self._allowances.append(Allowance(study.budget.epochs, engine.state, Epochs(), told))
+            self._leases = Leases(study.budget.epochs, engine.state)
 
     def run(self, notes: Iterable[Noted] = ()) -> None:
         """Open the session, loop, close it.
@@ -168,10 +168,12 @@ class Session:
             self._write()
             if self._leave is not None and not engine.running and not (engine.moving and self._finishing):
                 return self._leave
+            if not engine.running and not engine.queue and self._held_back:
+                return "budget", self._nearly_used_up  # they go on, with more of it
             if engine.done:
                 return "finished", ""
             if not engine.running:
-                if any(allowance.told for allowance in self._allowances):
+                if self._held_back:
                     return "budget", self._nearly_used_up  # the scheduler waits for who was stopped
                 engine.check_finished()
             self._rein()
@@ -194,23 +196,21 @@ class Session:
             self._view.tick(engine.state, lambda: engine.setup.scheduler.expected, len(engine.running))
 
     def _feed(self) -> None:
-        """Ask for groups, journal them, launch what fits, and what the allowances of energy and epochs allow."""
+        """Ask for groups, journal them, launch what fits, and what the budgets of energy and epochs allow."""
         engine = self._engine
-        if not self._allowances:
-            self._feed_on(self._executor.free())
-            return
         more = True
         while more:
             free = self._executor.free()
-            running, room, group = len(engine.running), engine.room(free), engine.group(free)
-            allowed, most, more = min(
-                (
-                    each.within(free, engine.running, room, engine.setup.width, group)
-                    for each in self._allowances
-                ),
-                key=lambda found: math.inf if found[1] is None else found[1],
-            )
-            self._feed_on(allowed, most)
+            most, more = None, False
+            limits = [each for each in (self._allowance, self._leases) if each is not None]
+            running = len(engine.running)
+            if limits:
+                room, group = engine.room(free), engine.group(free)
+                for each in limits:
+                    free, fewer, again = each.within(free, engine.running, room, engine.setup.width, group)
+                    most = fewer if most is None else most if fewer is None else min(most, fewer)
+                    more = more or again
+            self._feed_on(free, most)
             more = more and len(engine.running) > running
 
     def _feed_on(self, free: Sequence[Free], most: int | None = None) -> None:
@@ -234,7 +234,7 @@ class Session:
             self._fail(error)
         self._write()  # durable before it is acted on
         if placements:
-            self._executor.launch([self._launch(placement) for placement in placements])
+            self._executor.launch(self._allowed([self._launch(placement) for placement in placements]))
         self._resize()
         for order in engine.take_regroups(self._executor.free(), leaving):
             topic = "merge" if leaving else "split"
@@ -332,6 +332,25 @@ class Session:
         facts = {} if fuser is None else fuser.facts(placement, self._left_s())
         return Launch(placement, tuple(checkpoints), tuple(known), facts)
 
+    def _allowed(self, launches: Sequence[Launch]) -> Sequence[Launch]:
+        """What starts now, with the epochs that a budget allows each."""
+        if self._leases is None:
+            return launches
+        engine, trials = self._engine, self._engine.state.trials
+        wanted: list[tuple[Segment, int]] = []
+        for launch in launches:
+            for segment, path in zip(launch.placement.segments, launch.checkpoints, strict=True):
+                copied = 0 if segment.copy_from is None or path is None else segment.start
+                wanted.append((segment, max(trials[segment.trial.id].trained, copied)))
+        abreast = len(wanted)
+        if engine.queue or not engine.setup.scheduler.done:  # others will want some, too
+            abreast = max(len(engine.running), math.ceil(self._executor.slots / engine.setup.width))
+        leaves = iter(self._leases.give(wanted, abreast))
+        return [
+            replace(launch, leaves=tuple(next(leaves) for _ in launch.placement.segments))
+            for launch in launches
+        ]
+
     def _take(self, event: Event) -> None:
         """Apply an event and keep it for the next write, also when scheduler or sampler fail on what it says."""
         try:
@@ -347,8 +366,8 @@ class Session:
             self._hear_of_fusion(self._study._fuser, event)
         if isinstance(event, Noted) and event.topic == UNDIVIDED:
             self._spread_no_more(event)
-        if isinstance(event, Ended) and not event.kept and not event.retry:
-            self._judge(event.trial)
+        if isinstance(event, Ended):
+            self._judge(event)
         if isinstance(event, Reported):
             self._trained = True
             self._study._paces.hear(event, self._engine.state)
@@ -359,13 +378,16 @@ class Session:
             self._why_failed = self._why_failed or event.reason
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
-        for allowance in self._allowances:
-            if isinstance(event, Reported):
-                allowance.heard(event)
-                if allowance.tight:  # it is known better now what there is room for
-                    self._hungry = True
-            elif isinstance(event, Ended):
-                allowance.ended(event)
+        if self._allowance is not None and isinstance(event, Reported):
+            self._allowance.heard(event)
+            if self._allowance.tight:  # it is known better now what there is room for
+                self._hungry = True
+        if isinstance(event, Ended) and (self._allowance is not None or self._leases is not None):
+            waits = event.kept and self._engine.waits(event.trial)
+            if self._allowance is not None:
+                self._allowance.ended(event, waits=waits)
+            if self._leases is not None and self._leases.ended(event, waits=waits):
+                self._engine.again(event.trial)
         if self._desk is not None and isinstance(event, Reported | Ended):
             self._read_desk()
 
@@ -386,12 +408,12 @@ class Session:
         if note is not None:
             self._take(note)
 
-    def _judge(self, trial: int) -> None:
-        """Note the limits that a trial was measured to violate."""
-        gate, record = self._study.gate, self._engine.state.trials[trial]
+    def _judge(self, event: Ended) -> None:
+        """Note the limits that a trial was measured to violate, up to here if it was left before its end."""
+        gate, record = self._study.gate, self._engine.state.trials[event.trial]
         twin = self._study.surrogate is not None and not record.is_target
         if gate is not None and not twin:  # limits are about the model itself
-            for note in violation_notes(gate, record, self._now()):
+            for note in violation_notes(gate, record, self._now(), so_far=event.kept or event.retry):
                 if note.data["limit"] not in record.violated:
                     self._take(note)
 
@@ -538,15 +560,26 @@ class Session:
 
     def _rein(self) -> None:
         """Stop trials whose next epoch would be one too many for a budget, which others use up."""
-        for allowance in self._allowances if self._leave is None else ():
-            stops = allowance.stops(self._engine.running, waiting=self._virtual)
+        if self._allowance is not None and self._leave is None:
+            stops = self._allowance.stops(self._engine.running, waiting=self._virtual)
             if stops:
                 self._executor.stop(stops, reason=self._nearly_used_up, keep=True)
+
+    @property
+    def _held_back(self) -> bool:
+        """Whether a trial has left for the sake of a budget and can't go on in this session."""
+        told = self._allowance is not None and bool(self._allowance.told)
+        return told or (self._leases is not None and bool(self._leases.cut))
 
     @property
     def _nearly_used_up(self) -> str:
         budget, spent = self._study.budget, self._spent()
         used_up = budget.used_up(spent, currency=self._study.currency)
+        if used_up is None and self._leases is not None and self._leases.cut:
+            return (
+                f"{spent.epochs} of {budget.epochs} epochs spent; who could use the others has saved no checkpoint to "
+                "go on from: let the training function call run.save(state)"
+            )
         return used_up or "what is left of the budget is for the epochs that run"
 
     def _check_leave(self) -> None:

@@ -421,8 +421,7 @@ class Study:
             self.executor.open(self._job(files, self._entry, desk))
             if self._fuser is not None:
                 self._fuser.on(self.executor.slots)
-            learned = self._know_overheads(engine, store, files, shown)
-            notes = self._first_notes((rebudgeted, learned), engine, shown)
+            notes = self._first_notes(rebudgeted, engine, store, files, shown)
             with _old_objects_set_aside():
                 Session(self, engine, store, files, shown, desk).run(notes)
             if rebudgeted is not None and engine.finished:
@@ -665,6 +664,7 @@ class Study:
                 seed=self.seed,
                 max_sharing=planner.max_sharing,
                 max_devices=widest,
+                meter=self.counts_own_energy,
             )
             store.put(key, dict(found.data))
         view.say(said(found))
@@ -672,11 +672,18 @@ class Study:
         if foresight is not None:
             foresight = replace(foresight, memory_bytes=found.memory_bytes)
             engine.refine(self._passes(foresight), foresight)
-        return Noted(self.executor.clock.now_s(), "overhead", dict(found.data))
+        drew = {} if found.energy is None else {DREW: found.energy.plain}
+        return Noted(self.executor.clock.now_s(), "overhead", {**found.data, **drew})
 
-    def _first_notes(self, known: Iterable[Noted | None], engine: Engine, view: View) -> Iterator[Noted]:
-        """What a session begins with; the twin is checked within it, for that takes of the study's time."""
-        yield from filter(None, known)
+    def _first_notes(
+        self, rebudgeted: Noted | None, engine: Engine, store: Store, files: Path, view: View
+    ) -> Iterator[Noted]:
+        """What a session begins with; measuring and checking are done within it, for they take of the study's time."""
+        if rebudgeted is not None:
+            yield rebudgeted
+        overheads = self._know_overheads(engine, store, files, view)
+        if overheads is not None:
+            yield overheads
         twin = self._know_twin(engine, view)
         if twin is not None:
             yield twin

@@ -29,7 +29,7 @@ from penstock.core import (
     TrialStatus,
     Values,
 )
-from penstock.core.errors import InvalidInput, SpaceError, Unsupported
+from penstock.core.errors import InvalidInput, PenstockError, SpaceError, Unsupported
 from penstock.goal import Goal, Objective
 from penstock.model import Shrink
 from penstock.plan import TransferStanding, slower_by, transfer_fits, transfer_move, tuning_end_s
@@ -693,10 +693,19 @@ def inspect_twin(task: Task, shrink: Shrink, config: Config, *, threads: int | N
 
     Raises:
         Unsupported: The model can't be shrunk, or the check fails and ``Shrink(check=True)`` minds.
+        InvalidInput: The model can't be computed.
     """
     from penstock.train._surrogate import check, describe
 
-    found, epoch_s = check(task, config, threads=threads)
+    try:
+        found, epoch_s = check(task, config, threads=threads)
+    except PenstockError:
+        raise
+    except Exception as error:  # of the user's factory, forward or loss
+        raise InvalidInput(
+            f"The narrow twin can't be checked, for the task's own code fails at {dict(config)!r}: "
+            f"{type(error).__name__}: {error}. A forward must work in training and, for evaluation, without gradients."
+        ) from error
     if not found.ok and shrink.check:
         raise Unsupported(
             f"{found.explain()}\n{found}\nTune the full model instead (drop surrogate=), shrink by less, let the "

@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,12 @@ class Drive:
             known.append(record.epoch)
         return Launch(placement, tuple(paths), tuple(known))
 
-    def start(self, segments: Sequence[Segment], shares: Sequence[Share], **options: Any) -> None:
+    def start(
+        self, segments: Sequence[Segment], shares: Sequence[Share], leaves: Sequence[int] = (), **options: Any
+    ) -> None:
         """Launch one placement."""
-        self.executor.launch([self.launch_of(Placement(tuple(segments), tuple(shares), **options))])
+        launch = self.launch_of(Placement(tuple(segments), tuple(shares), **options))
+        self.executor.launch([replace(launch, leaves=tuple(leaves))])
 
     def fill(self) -> None:
         """Launch what fits."""
@@ -595,6 +598,24 @@ class ExecutorSuite(ABC):
         drive.finish(2)
         epochs = [report.epoch for report in drive.reports(0)]
         assert epochs == list(range(1, ended.epoch + 3))
+
+    @pytest.mark.parametrize(("work", "until"), [(counts, 9), (plain_reports, 9), (endless, None)])
+    def test_a_trial_leaves_with_the_last_epoch_it_is_allowed(
+        self, make: Callable[..., Drive], work: Any, until: int | None
+    ) -> None:
+        """By itself, however late its driver reads of it: it is kept as if it had been stopped then."""
+        drive = make(work, [segment(until=until)])
+        drive.queue.clear()
+        device = Share(drive.executor.free()[0].device.id)
+        drive.start([segment(until=until)], [device], leaves=[4])
+        drive.finish(1)
+        assert drive.ended(0).kept
+        assert drive.ended(0).status is TrialStatus.PAUSED
+        assert drive.ended(0).epoch == len(drive.reports(0)) == 4
+        drive.start([segment(until=until)], [device], leaves=[4])  # it has had all of them
+        drive.finish(2)
+        assert drive.ended(0).kept
+        assert drive.state.epochs == len({report.epoch for report in drive.reports(0)}) == 4
 
     def test_stopping_what_does_not_run_is_ignored(self, make: Callable[..., Drive]) -> None:
         """Before, and after."""

@@ -818,6 +818,7 @@ def _check(
         ]
         for trainer in made:
             trainer.model.to(dtype)
+            _wake(trainer)
             if trainer._needs_lr:
                 trainer.set_lr(1e-2)
         return made
@@ -892,6 +893,19 @@ def _check(
         len(configs),
         tuple(sorted(group.fusion.sequential)),
     )
+
+
+def _wake(trainer: Trainer) -> None:
+    """Fill parameters that start at zero: the gradients of all that lies before a twin's readout would be zero, too.
+
+    So the check would see nothing of what the forward does to them, a hook on an activation for one.
+    """
+    generator = torch.Generator().manual_seed(derive(trainer.seed, "wake"))
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(0.1 * drawn)
 
 
 def _size(x: Tensor) -> float:

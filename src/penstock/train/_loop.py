@@ -151,8 +151,8 @@ def _train_epoch_saving(trainer: Trainer, file: Path) -> dict[str, float]:
 
 
 def _is_last(run: RunLike, epoch: int) -> bool:
-    until = getattr(run, "until", None)
-    return until is not None and epoch >= until
+    ends = (getattr(run, "until", None), getattr(run, "_leave", None))  # of its segment, and by a budget
+    return any(end is not None and epoch >= end for end in ends)
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, final
 
+from penstock.core.measurement import Measurement, measurement, total
 from penstock.train._checkpoint import Found, Report
 from penstock.train._elastic import UNDIVIDED
 from penstock.train._run import Sink, Unwind
 from penstock.train._worker import End, Settings, Spec, execute
 
 _WAIT_S = 0.002
+_GATHER_S = 5.0  # for the others of a crew to tell what they drew: they end with the same iteration
 _SKIPPED = 2  # first iterations: libraries load, caches fill
 _BLOCK_S = 0.1  # much longer than a time slice: who takes turns on a core waits for several of them in each
 
@@ -37,10 +40,27 @@ def probe(
 
     ``facts["probe"]``: ``path``, a folder by which the probes that run together find each other; ``size``, how many;
     ``number``, which one this is; ``iterations`` to time at least, and for ``window_s`` at least; ``limit_s`` to wait
-    at most, and ``cores`` that they share (0: they stay where they are).
+    at most, and ``cores`` that they share (0: they stay where they are); ``meter``, whether to tell at the end what
+    it drew.
     """
     told = facts["probe"]
-    world = facts.get("world")
+    end, drawn = _probe(work, spec, settings, sink, facts, devices, threads)
+    energy = _gathered(Path(told["path"]), told["number"], facts.get("world"), drawn)
+    return end if energy is None else end._replace(energy=energy.plain)
+
+
+def _probe(
+    work: Callable[..., Any],
+    spec: Spec,
+    settings: Settings,
+    sink: Sink,
+    facts: Mapping[str, Any],
+    devices: tuple[str, ...],
+    threads: int,
+) -> tuple[End, Measurement | None]:
+    """The probe of this worker, and what it drew here."""
+    told, world = facts["probe"], facts.get("world")
+    window = _Window(devices, facts.get("fraction", 1.0), wanted=bool(told.get("meter")))
     timer = _Timer(told, leads=world is None or world[0] == 0, alone=world is None)
     with _on_cores(told["cores"]):
         end = execute(
@@ -53,19 +73,72 @@ def probe(
             checkpoints=_Nowhere(),
             world=world,
         )
-    times = timer.times
+    times, drawn = timer.times, window.end()
     if timer.refused:
-        return End("failed", 0, timer.refused)
+        return End("failed", 0, timer.refused), drawn
     if not times:
         why = end.reason if end.status == "failed" else f"no iteration was over within {told['limit_s']:g} s"
-        return End("failed", 0, why)
+        return End("failed", 0, why), drawn
     metrics = {
         "iteration_s": usual_s(times),
         "setup_s": timer.setup_s,
         "memory_bytes": float(_memory_bytes()),
     }
     sink.reported((1, metrics, sum(times), None))
-    return End("completed", 1)
+    return End("completed", 1), drawn
+
+
+@final
+class _Window:
+    """What this worker draws in a probe: set-up and all that is not timed, too."""
+
+    def __init__(self, devices: tuple[str, ...], fraction: float, *, wanted: bool) -> None:
+        from penstock.energy import make_meter  # without power limits, which probes leave alone
+
+        self._meter = make_meter(devices) if wanted else None
+        if self._meter is not None:
+            weigh: Callable[[float], None] | None = getattr(self._meter, "weigh", None)
+            if weigh is not None:
+                weigh(fraction)
+            self._meter.epoch_begin()
+
+    def end(self) -> Measurement | None:
+        if self._meter is None:
+            return None
+        drawn = self._meter.epoch_end()
+        self._meter.close()
+        return drawn
+
+
+def _gathered(
+    folder: Path, number: int, world: tuple[int, int, str] | None, drawn: Measurement | None
+) -> Measurement | None:
+    """What all workers of a probe drew: those of a crew tell their lead, of whom alone the study hears."""
+    if world is None:
+        return drawn
+    rank, size, _ = world
+    if rank > 0:
+        _write(folder / f"drew-{number}-{rank}", json.dumps(None if drawn is None else drawn.plain))
+        return None
+    if drawn is None:
+        return None
+    deadline_s, parts = time.perf_counter() + _GATHER_S, [drawn]
+    for other in range(1, size):
+        path = folder / f"drew-{number}-{other}"
+        while not path.exists() and time.perf_counter() < deadline_s:
+            time.sleep(_WAIT_S)
+        with contextlib.suppress(OSError):
+            plain = json.loads(path.read_text())
+            parts += [] if plain is None else [measurement(*plain)]
+    return total(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whoever sees the file reads all of it."""
+    with contextlib.suppress(OSError):
+        draft = path.with_name(f"draft-{path.name}")
+        draft.write_text(text)
+        draft.replace(path)
 
 
 def usual_s(times_s: Sequence[float]) -> float:
@@ -151,11 +224,7 @@ class _Timer:
         return self._count >= self._last
 
     def _say(self, word: str, text: str = "") -> None:
-        path = self._folder / f"{word}-{self._number}"
-        with contextlib.suppress(OSError):
-            draft = path.with_name(f"draft-{path.name}")
-            draft.write_text(text)
-            draft.replace(path)  # whoever sees it reads all of it
+        _write(self._folder / f"{word}-{self._number}", text)
 
     def _heard(self, word: str) -> float:
         try:

@@ -113,6 +113,7 @@ class Run:
         "_lane",
         "_last_reported",
         "_later",
+        "_leave",
         "_looped",
         "_mark_s",
         "_meter",
@@ -157,9 +158,15 @@ class Run:
         meter: EpochMeter | None = None,
         options: Mapping[str, Any] | None = None,
         crew: Any = None,
+        leave: int | None = None,
     ) -> None:
-        """Made by workers. ``known``: the last epoch whose report the study has; ``crew``: see ``_elastic``."""
+        """Made by workers.
+
+        ``known``: the last epoch whose report the study has; ``leave``: the last epoch that a budget allows it;
+        ``crew``: see ``_elastic``.
+        """
         self._crew = crew
+        self._leave = leave
         self._lane: Any = None  # among others that train at the same time; see _lanes
         self.world: World = ALONE if crew is None else crew.world
         self.config = dict(config)
@@ -210,6 +217,7 @@ class Run:
                 self._new += 1
             if self._found.unheard is not None:  # or the next segment would go on from an older one
                 sink.saved(self._found.epoch, self._found.unheard)
+        self._take_leave()
         self._mark_s = time.perf_counter()
 
     def __repr__(self) -> str:
@@ -341,7 +349,13 @@ class Run:
     def _told(self) -> tuple[str, bool] | None:
         if self._stop is None:
             self._stop = self._sink.told()
+            self._take_leave()
         return self._stop
+
+    def _take_leave(self) -> None:
+        """End with the last epoch that a budget allows; nobody need say so, who may be late."""
+        if self._stop is None and self._leave is not None and self._epoch >= self._leave:
+            self._stop = "the budget allows it no more epochs", True
 
     def _over(self) -> bool:
         return self._stop is not None or (self._until is not None and self._epoch >= self._until)

@@ -40,6 +40,7 @@ class Spec(NamedTuple):
     known: int
     attempt: int
     options: Mapping[str, Any] = MappingProxyType({})
+    leave: int | None = None  # the last epoch that a budget allows; None: there is none
 
 
 class End(NamedTuple):
@@ -119,7 +120,7 @@ def execute(
         )
         if crew is not None:
             crew.meet()  # all have found the same checkpoint before the lead writes the next
-        if spec.until is None or run._epoch < spec.until:
+        if not run._over():
             seed_all(spec.seed)
             if crew is None and getattr(sink, "any_thread", False):
                 run._write_behind()
@@ -181,6 +182,7 @@ def make_run(
         meter=meter,
         options=spec.options,
         crew=crew,
+        leave=spec.leave,
     )
 
 

@@ -177,14 +177,22 @@ class Folded:
                 found.append(step)
 
     def best_so_far(self, place: int) -> list[Improvement]:
-        """The improvements in one objective, those of trials that were measured to violate a limit left out."""
-        found, over = self.improvements[place], {r.id for r in self.state.trials.values() if r.violated}
-        if not any(step.trial in over for step in found):
+        """The improvements in one objective, those of configurations that were measured to violate a limit left out."""
+        found = self.improvements[place]
+        until_s: dict[int, float] = {}
+        for record in self.state.trials.values():
+            if record.violated or record.unfit_s is not None:
+                until_s[record.id] = math.inf if record.violated or record.unfit_s is None else record.unfit_s
+
+        def unfit(step: Improvement) -> bool:
+            return step.time_s <= until_s.get(step.trial, -math.inf)
+
+        if not any(map(unfit, found)):
             return found
         best: list[Improvement] = []
         maximize = self.goal.objectives[place].maximize
         for step in found if self._told is None else self._told[place]:
-            if step.trial not in over and (
+            if not unfit(step) and (
                 not best or (step.value > best[-1].value if maximize else step.value < best[-1].value)
             ):
                 best.append(step)
