@@ -66,16 +66,10 @@ def run_turns(
     epochs: int,
 ) -> Tally:
     """The course on a simulated cluster, which asserts that no device is given out twice and nobody is lost."""
-    cluster = SimulatedCluster(devices, truth=truth, planner=_follow(Allotment(truth), "relay", runtime=None))
-    group = placements(told_s, max_devices=truth.max_devices, epochs=epochs)
-    work = dict(enumerate(work_s))
-    cluster.submit([replace(item, turns=tuple(turns)) for item in group], work, dict.fromkeys(work, epochs))
-    cluster.replan()
-    while not cluster.idle:
-        cluster.step()
-        cluster.replan()
-    assert not cluster.waiting
-    return cluster.tally
+    planner = _follow(Allotment(truth), "relay", runtime=None)
+    return run_group(
+        planner, work_s, devices=devices, truth=truth, expected_s=told_s, epochs=epochs, turns=turns
+    )
 
 
 def test_three_on_four_devices_in_closed_form() -> None:

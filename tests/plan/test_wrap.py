@@ -17,23 +17,15 @@ from penstock.plan._pack import Allotment
 from penstock.plan._relay import take_turns
 from penstock.plan._wrap import wrap
 from penstock.predict import Overhead
-from penstock.testing.planning import SimulatedCluster, Tally, placements, run_group
+from penstock.testing.planning import Tally, placements, run_group
 
 
 def run_turns(
     turns: Sequence[Turn], work_s: Sequence[float], *, devices: int, truth: Overhead, epochs: int
 ) -> Tally:
     """The turns on a simulated cluster, which asserts that no device is given out twice and nobody is lost."""
-    cluster = SimulatedCluster(devices, truth=truth, planner=_follow(Allotment(truth), "relay", runtime=None))
-    group = placements(work_s, max_devices=truth.max_devices, epochs=epochs, pausable=True)
-    work = dict(enumerate(work_s))
-    cluster.submit([replace(item, turns=tuple(turns)) for item in group], work, dict.fromkeys(work, epochs))
-    cluster.replan()
-    while not cluster.idle:
-        cluster.step()
-        cluster.replan()
-    assert not cluster.waiting
-    return cluster.tally
+    planner = _follow(Allotment(truth), "relay", runtime=None)
+    return run_group(planner, work_s, devices=devices, truth=truth, epochs=epochs, pausable=True, turns=turns)
 
 
 def test_three_on_two_devices_in_closed_form() -> None:

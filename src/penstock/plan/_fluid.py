@@ -267,14 +267,7 @@ def _turns(
             continue
         turns = tuple(replace(turn, trial=trials[turn.trial]) for turn in found)
         if model.max_sharing > 1:
-            ends_s = rollout_s(
-                _with_turns(plan, turns),
-                courses["relay"],
-                overhead=overhead,
-                waiting_s=outlook.waiting_s,
-                running_s=(),
-                within_s=within_s,
-            )
+            ends_s = _played_s(plan, turns, outlook, courses, overhead, within_s)
         if ends_s < within_s:
             within_s, best = ends_s, turns
     return within_s, best
@@ -291,9 +284,7 @@ def _pauses(
     """Turns of trials that pause, if a group so ends sooner than this; played through, as devices that fall idle near
     the end are given to others."""
     epochs = [epoch_count(item) for item in plan.waiting]
-    ends_s, found = wrap(
-        outlook.waiting_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s
-    )
+    _, found = wrap(outlook.waiting_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)
     if not found or not any(turn.start for turn in found):
         return ()  # where nobody pauses, other courses do as well
     begun = [item.segments[0] for item in plan.waiting]
@@ -305,7 +296,19 @@ def _pauses(
         )
         for turn in found
     )
-    ends_s = rollout_s(
+    return turns if _played_s(plan, turns, outlook, courses, overhead, within_s) < within_s else ()
+
+
+def _played_s(
+    plan: Plan,
+    turns: tuple[Turn, ...],
+    outlook: Outlook,
+    courses: Mapping[str, tuple[PlanPass, PlanPass]],
+    overhead: Overhead,
+    within_s: float,
+) -> float:
+    """When a group that takes these turns has ended; infinite if that is later than ``within_s``."""
+    return rollout_s(
         _with_turns(plan, turns),
         courses["relay"],
         overhead=overhead,
@@ -313,7 +316,6 @@ def _pauses(
         running_s=(),
         within_s=within_s,
     )
-    return turns if ends_s < within_s else ()
 
 
 def _may_pause(plan: Plan) -> bool:

@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from penstock.core import Device, Free, Placement, Plan, PlanPass, Resize, Running, Segment, Share, Trial
+from penstock.core import (
+    Device,
+    Free,
+    Placement,
+    Plan,
+    PlanPass,
+    Resize,
+    Running,
+    Segment,
+    Share,
+    Trial,
+    Turn,
+)
 from penstock.predict import Overhead
 
 _EPSILON = 1e-9
@@ -362,9 +374,10 @@ def run_group(
     memory_bytes: Sequence[int | None] | None = None,
     max_devices: int | None = None,
     pausable: bool = False,
+    turns: Sequence[Turn] = (),
     watch: Callable[[SimulatedCluster], None] | None = None,
 ) -> Tally:
-    """Run one group of trials to its end."""
+    """Run one group of trials to its end; with ``turns``, those are decided already."""
     cluster = SimulatedCluster(devices, truth=truth, planner=planner)
     group = placements(
         list(runtimes_s) if expected_s is None else expected_s,
@@ -375,7 +388,7 @@ def run_group(
         pausable=pausable,
     )
     work = dict(enumerate(runtimes_s))
-    cluster.submit(group, work, dict.fromkeys(work, epochs))
+    cluster.submit([replace(each, turns=tuple(turns)) for each in group], work, dict.fromkeys(work, epochs))
     cluster.replan()
     while not cluster.idle:
         cluster.step()
