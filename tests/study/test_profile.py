@@ -126,7 +126,7 @@ def test_what_the_profile_draws_is_the_studys_energy(tmp_path: Path) -> None:
     drawn = measurement(*note.data[DREW])
     # Each probe keeps a core busy for half a second at least: no machine's core draws less than a tenth of a watt.
     assert drawn.joules > 3 * 0.5 * 0.1
-    assert first.state.spent_s > 3 * 0.5
+    assert first.state.spent_s > 2 * 0.5  # one alone, then two at a time
     assert first.energy is not None
     assert first.state.trial_energy is not None
     assert first.energy.joules == pytest.approx(first.state.trial_energy.joules + drawn.joules)
