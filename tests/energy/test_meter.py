@@ -22,6 +22,7 @@ from penstock.energy import (
     SimulatedGpu,
     make_meter,
 )
+from penstock.energy._estimate import cores_allowed
 from penstock.energy._solo import SoloMeter
 
 BUSY_CORE_W = 6.5
@@ -237,6 +238,15 @@ def test_an_epoch_that_cant_be_measured_is_none_and_said_once():
         assert hook.epoch_end() is None
     hook.epoch_begin()
     assert hook.epoch_end() is None
+
+
+def test_the_meter_of_a_worker_that_gets_more_threads_charges_for_more_idle_cores(monkeypatch):
+    """A warm worker trains a trial on one group of cores, then one on two: each pays for the cores that it holds."""
+    for threads in ("1", "2", "1"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        meter = make_meter(("cpu",))
+        assert isinstance(meter, SoloMeter)
+        assert meter._sensor.cores == min(int(threads), cores_allowed())
 
 
 def test_the_meter_of_a_worker(gpus):

@@ -430,6 +430,52 @@ def descends(run: Any) -> None:
         run.report(loss=float((rows @ (weights - truth)).square().sum()), size=size)
 
 
+def slope(x: float) -> Any:
+    import torch
+
+    return torch.nn.Linear(3, 1).double()
+
+
+def plane() -> Any:
+    import torch
+
+    inputs = torch.arange(24, dtype=torch.float64).reshape(8, 3) / 24
+    return pk.Data((inputs, inputs.sum(1, keepdim=True)), (inputs, inputs.sum(1, keepdim=True)))
+
+
+def threads_and_workers(output: Any, targets: Any) -> Any:
+    import torch
+
+    together = torch.distributed.is_initialized()
+    return torch.tensor(
+        10.0 * torch.get_num_threads() + (torch.distributed.get_world_size() if together else 1)
+    )
+
+
+def test_a_task_spreads_over_cores_by_threads(make: Callable[..., Drive]) -> None:
+    """On one device, on two and on one again, as its own worker tells."""
+    import torch
+
+    task = pk.Task(
+        slope,
+        plane,
+        torch.nn.functional.mse_loss,
+        metrics={"seen": threads_and_workers},
+        optimizer=torch.optim.SGD,
+        defaults={"lr": 0.1},
+        batch_size=4,
+    )
+    drive = make(task, slots=2, job={"meter": False})
+    one, two = (Share(free.device.id) for free in drive.executor.free())
+    for trial, shares in enumerate([[one], [one, two], [two]]):
+        work = segment(trial, until=1, config={"lr": 0.1})
+        drive.submit([work])
+        drive.start([work], shares, max_devices=2)
+        drive.finish(trial + 1)
+    assert [drive.ended(trial).reason for trial in range(3)] == [""] * 3
+    assert [drive.reports(trial)[0].metrics["seen"] for trial in range(3)] == [11.0, 21.0, 11.0]
+
+
 def test_a_trial_spreads_over_devices_and_back(make: Callable[..., Drive], tmp_path: Path) -> None:
     """1, then 2, then 1 worker give the losses of one process throughout; without one of two the trial is lost."""
     import numpy as np

@@ -140,11 +140,12 @@ def test_a_crew_that_loses_a_worker_is_lost_and_resumes(
     assert run.reports(trial)[-1].metrics["loss"] == 3 * spread + (EPOCHS - spread)
 
 
-def test_a_study_of_elastic_tasks_finds_what_it_finds_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", ["threads", "workers"])
+def test_a_study_of_elastic_tasks_finds_what_it_finds_without(tmp_path: Path, spread: Any) -> None:
     space = pk.Space(lr=pk.Float(1e-3, 1e-1, log=True))
     overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
     found = {}
-    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead))):
+    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, spread=spread))):
         found[name] = pk.Study(
             TASK,
             space,
@@ -203,6 +204,72 @@ def test_on_imagined_gpus_a_spread_trial_draws_what_it_draws_alone(work: Any) ->
     assert drawn[2] == pytest.approx(drawn[1])
 
 
+def threads(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(float(torch.get_num_threads()))
+
+
+def variable(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(float(os.environ["OMP_NUM_THREADS"]))
+
+
+def workers(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    together = torch.distributed.is_initialized()
+    return torch.tensor(float(torch.distributed.get_world_size() if together else 1))
+
+
+@pytest.mark.parametrize(
+    ("spread", "wide"), [("threads", (2, 2, 1)), ("workers", (1, 1, 2))], ids=["threads", "workers"]
+)
+def test_a_wide_task_has_the_threads_of_its_devices_or_a_worker_on_each(
+    tmp_path: Path, spread: Any, wide: tuple[int, int, int]
+) -> None:
+    """As its own workers tell: on one device, then on two, then on one again."""
+    seen = {"threads": threads, "variable": variable, "workers": workers}
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD, "defaults": {"lr": 0.01, "width": 8}}
+    work = pk.Task(net, data, functional.mse_loss, metrics=seen, batch_size=50, **options)
+    local = pk.Local(2)
+    local.open(Job(work, tmp_path, ("loss",), meter=False, options={"spread": spread}))
+    try:
+        told = []
+        for trial, devices in enumerate([("cpu:0",), ("cpu:0", "cpu:1"), ("cpu:1",)]):
+            run = Drive(local)
+            part = segment(trial, until=1, config={"lr": 0.01})
+            run.submit([part])
+            run.start([part], [Share(name) for name in devices], max_devices=2)
+            run.finish(1)
+            (report,) = run.reports(trial)
+            told.append(tuple(report.metrics[name] for name in seen))
+    finally:
+        local.close()
+    assert told == [(1, 1, 1), wide, (1, 1, 1)]
+
+
+def test_a_wide_task_trained_by_threads_may_have_any_loss(tmp_path: Path) -> None:
+    """A sum over the batch: several workers would have to train each all of it."""
+    work = pk.Task(
+        net, data, squares, optimizer=torch.optim.Adam, defaults={"width": 8, "lr": 0.01}, batch_size=50
+    )
+    overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
+    losses = {}
+    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, concurrency=1))):
+        study = pk.Study(
+            work,
+            pk.Space(seed=pk.Int(1, 100)),
+            minimize="loss",
+            scheduler=pk.Full(trials=1, epochs=3),
+            sampler=pk.Random(),
+            executor=pk.Local(2),
+            planner=planner,
+            store=tmp_path / f"{name}.db",
+            fuse=False,
+            meter=False,
+        ).run()
+        losses[name] = [report.metrics["loss"] for report in study.trials[0].reports]
+        assert len(study.trials[0].shares) == (1 if planner is None else 2)
+        assert not any(note.topic == "undivided" for note in study.state.notes)
+    assert losses["fluid"] == pytest.approx(losses["plain"], rel=1e-9)
+
+
 def squares(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.mse_loss(output, targets, reduction="sum")
 
@@ -215,7 +282,7 @@ def test_trials_whose_loss_is_a_sum_stay_on_one_device_and_the_study_says_so(
     )
     found = {}
     overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
-    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, concurrency=1))):
+    for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, concurrency=1, spread="workers"))):
         found[name] = pk.Study(
             work,
             pk.Space(seed=pk.Int(1, 100)),

@@ -232,7 +232,7 @@ def points() -> pk.Data:
 def test_a_crew_with_short_iterations_is_timed(tmp_path: Path) -> None:
     task = pk.Task(linear, points, functional.mse_loss, batch_size=8, defaults={"lr": 0.01})
     executor = pk.Local(2)
-    executor.open(Job(task, tmp_path, ("loss",), meter=False))
+    executor.open(Job(task, tmp_path, ("loss",), meter=False, options={"spread": "workers"}))
     try:
         bench = _Bench(executor, {}, tmp_path / "profile", seed=0, meter=True)
         (time_s,) = bench.run(Probe("scaling", 2), [item.device for item in executor.free()])

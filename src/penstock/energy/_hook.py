@@ -299,15 +299,15 @@ def make_meter(
     Returns:
         None, with a warning, where nothing can be measured.
     """
+    if cores is None:
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        cores = min(float(threads), cores_allowed()) if threads.isdigit() and int(threads) else None
     key = (devices, cores)
     hook = _hooks.get(key) if limits is None else None
     if hook is not None:
         return hook
     meter = _meters.get(key)
     if meter is None:
-        if cores is None:
-            threads = os.environ.get("OMP_NUM_THREADS", "")
-            cores = min(float(threads), cores_allowed()) if threads.isdigit() and int(threads) else None
         try:
             meter = Meter(sensors_for(devices, cores=cores))
         except PenstockError as error:

@@ -69,8 +69,8 @@ class Executor(ABC):
     training function that returns before its segment's budget is used up has ended its trial: COMPLETED.
 
     Attributes:
-        spreads: Whether a trial that can (``Placement.max_devices`` above 1) is trained by one worker on each of
-            its devices, and ``resize`` works.
+        spreads: Whether a trial that can (``Placement.max_devices`` above 1) is trained on several devices at once,
+            and ``resize`` works.
     """
 
     spreads: bool = False

@@ -14,19 +14,11 @@ from pathlib import Path
 from typing import final
 
 from penstock.execute._nursery import Forked
-from penstock.train._process import FRAME, MESSAGE_BYTES
+from penstock.train._process import FRAME, MESSAGE_BYTES, THREAD_VARIABLES
 from penstock.train._worker import clean
 
 Process = subprocess.Popen[bytes] | Forked
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
 _BOOT = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -126,7 +118,7 @@ class Child:
 
 def thread_environment(threads: int) -> dict[str, str]:
     """Our environment, for a process that may use so many threads."""
-    return os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    return os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def start_child(

@@ -17,7 +17,7 @@ from penstock.execute._bubbles import in_bubble
 from penstock.execute._crew import Crew
 from penstock.execute._ship import check_config
 from penstock.execute._site import Site
-from penstock.execute._wire import specs_of, spreads_over_workers, weighed
+from penstock.execute._wire import specs_of, spreads, weighed
 from penstock.train._process import MESSAGE_BYTES, SPILLED
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ class Dispatch:
     Args:
         files: The study's folder, for messages that are too long for a queue and for crews to meet.
         site: The devices.
+        threads: Whether one worker trains a trial that spreads, with the threads of all its devices; else a crew does.
     """
 
-    def __init__(self, files: Path, site: Site) -> None:
+    def __init__(self, files: Path, site: Site, *, threads: bool) -> None:
         self._files = files.absolute()
         self._site = site
+        self._threads = threads
         self._numbers = itertools.count(1)
 
     def errands(self, flight: Flight) -> tuple[Errand, ...]:
@@ -65,7 +67,7 @@ class Dispatch:
             InvalidInput: A configuration can't be pickled.
         """
         shares, facts, size = flight.shares, flight.launch.facts, len(flight.shares)
-        if not spreads_over_workers(flight.launch.placement, size):
+        if self._threads or not spreads(flight.launch.placement, size):
             return (self._errand(flight, shares, facts),)
         folder = self._files / "meet"
         folder.mkdir(exist_ok=True)

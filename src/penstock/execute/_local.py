@@ -34,6 +34,7 @@ from penstock.execute._watch import TICK_S, Starts, patience_s
 from penstock.execute._wire import check_slots_per_trial, settings_of, to_event, whereabouts
 from penstock.execute._workers import Worker, Workers
 from penstock.plan import Lent
+from penstock.train._elastic import by_threads
 
 _STEAL_S = 0.01
 _GATHER_S = 0.001
@@ -193,7 +194,9 @@ class Local(Executor):
             shutil.rmtree(job.files / left, ignore_errors=True)
         self._reset()
         self._workers = Workers(job.files, facts, work, self._modules)
-        self._dispatch = Dispatch(job.files, self._site)
+        kinds = [device.kind for device in self._site.devices.values()]
+        threads = by_threads(job.work, kinds, job.options.get("spread", "threads"))
+        self._dispatch = Dispatch(job.files, self._site, threads=threads)
         self._job = job
         if self._site.visible and job.options.get("sharing"):
             # Several processes on a GPU at once; where it can't be had, the GPU slices its time among them.
@@ -337,7 +340,9 @@ class Local(Executor):
         if workers is None:
             raise ExecutorError("The executor is not open.")
         stage = self._site.stage(shares)
-        worker = workers.resting((*self._site.needs(shares), stage)) or self._start(workers, shares)
+        # One that trains a spread trial by threads is like any other: it is told with the errand how many it may use.
+        seat = shares[:1] if errand.flight.launch.placement.max_devices > 1 else shares
+        worker = workers.resting((*self._site.needs(seat), stage)) or self._start(workers, seat)
         worker.stage = stage
         worker.shares = shares
         worker.exclusive = errand.flight.exclusive

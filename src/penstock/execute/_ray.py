@@ -29,7 +29,7 @@ from penstock.execute._actor import TOKEN, Opened, Order, boot_id, files_of, wri
 from penstock.execute._base import Executor, Job, Launch
 from penstock.execute._book import ORDER, Book, Flight
 from penstock.execute._child import how
-from penstock.execute._cluster import Cluster, elsewhere
+from penstock.execute._cluster import Cluster, Node, elsewhere
 from penstock.execute._connection import connect, leave, load
 from penstock.execute._holdings import EPSILON
 from penstock.execute._leases import Actor, Leases
@@ -39,10 +39,11 @@ from penstock.execute._wire import (
     check_slots_per_trial,
     settings_of,
     specs_of,
-    spreads_over_workers,
+    spreads,
     weighed,
     whereabouts,
 )
+from penstock.train._elastic import by_threads
 
 _REFRESH_S = 1.0
 _NEWS_S = 20.0
@@ -344,7 +345,7 @@ class Ray(Executor):
         if all(self._cluster.usable(share.device) for share in shares):
             return
         gone = any(share.device not in self._cluster.devices for share in shares)
-        least = 1 if gone and spreads_over_workers(flight.launch.placement, len(shares)) else len(shares)
+        least = 1 if gone and spreads(flight.launch.placement, len(shares)) else len(shares)
         free = {item.device.id: item.fraction for item in self.free()}
         found = elsewhere(shares, free, self._cluster.home, least=least)
         if found is not None:
@@ -363,7 +364,7 @@ class Ray(Executor):
         lease = self._leases.lease(shares, self._cluster.home)
         led = [share for share in shares if self._cluster.home[share.device] is lease.node]
         cores = sum(self._cluster.devices[share.device].cores * share.fraction for share in led)
-        spread = spreads_over_workers(flight.launch.placement, len(shares))
+        spread = spreads(flight.launch.placement, len(shares)) and not self._by_threads(lease.node)
         members = len(led) if spread and len(lease.key) > 1 else 1
         threads = max(1, int(cores / members + EPSILON))
         part = led[0].fraction if len(lease.key) == 1 else 1.0
@@ -376,6 +377,11 @@ class Ray(Executor):
             self._leases.open(worker, order, self._blob)
         self._send(worker)
         return True
+
+    def _by_threads(self, node: Node) -> bool:
+        """Whether one worker trains a trial that spreads on this node."""
+        job = self._job
+        return job is not None and by_threads(job.work, [node.kind], job.options.get("spread", "threads"))
 
     def _release(self, worker: Actor) -> None:
         """Its devices are free."""

@@ -70,8 +70,8 @@ def fused_of(placement: Placement) -> tuple[int, ...]:
     return () if len(placement.segments) == 1 else tuple(s.trial.id for s in placement.segments)
 
 
-def spreads_over_workers(placement: Placement, shares: int) -> bool:
-    """Whether it is trained by one worker on each of its devices."""
+def spreads(placement: Placement, shares: int) -> bool:
+    """Whether it is one trial on several devices, which could do with fewer."""
     return placement.max_devices > 1 and shares > 1 and len(placement.segments) == 1
 
 

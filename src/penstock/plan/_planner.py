@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, TypeAlias, final, get_args
 
 from penstock.core import PlanPass
 from penstock.core.errors import InvalidInput
 from penstock.plan._elastic import Idle
 from penstock.plan._fluid import Widths, fluid
 from penstock.predict import Overhead
+
+Spread: TypeAlias = Literal["threads", "workers"]
+"""What trains a trial on several groups of CPU cores: one worker's threads, or one worker each."""
 
 
 @final
@@ -32,6 +35,8 @@ class Fluid:
         idle: Who gets devices that nothing waits for: ``"longest"``, the trial that would end last;
             ``"waterfill"``, as in Fluid's Algorithm 2; ``"best"`` or ``"even"``, as in Hydro.
         widths: ``"lookahead"``, or ``"waterfill"`` for StaticFluid as published.
+        spread: How a trial of a ``Task`` uses several groups of CPU cores: ``"threads"``, in one worker with the
+            threads of all; ``"workers"``, in one on each, joined as on GPUs.
     """
 
     overhead: Overhead | None = None
@@ -40,6 +45,7 @@ class Fluid:
     concurrency: int | None = None
     idle: Idle = "longest"
     widths: Widths = "lookahead"
+    spread: Spread = "threads"
 
     def __post_init__(self) -> None:
         if self.overhead is not None and not isinstance(self.overhead, Overhead):
@@ -50,6 +56,8 @@ class Fluid:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if self.spread not in get_args(Spread):
+            raise InvalidInput(f'spread takes "threads" or "workers", got {self.spread!r}.')
         self.passes(Overhead())  # checks the rest
 
     def passes(self, overhead: Overhead) -> tuple[PlanPass, ...]:

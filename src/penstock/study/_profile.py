@@ -26,6 +26,7 @@ from penstock.execute import Executor, Launch
 from penstock.predict import Overhead, OverheadProfile, Probe
 from penstock.store import Store
 from penstock.study._limits import task_of
+from penstock.train._elastic import by_threads
 
 PREFIX = "overhead/"
 _ITERATIONS = 30
@@ -52,14 +53,15 @@ class Measured:
     energy: Measurement | None = None
 
 
-def key_of(work: Any, executor: Executor) -> str:
-    """What a profile holds for: the work, and the kind and number of devices."""
+def key_of(work: Any, executor: Executor, spread: str = "threads") -> str:
+    """What a profile holds for: the work, the kind and number of devices, and how a trial spreads over them."""
     task = task_of(work)
     if " at 0x" in task:  # an object's address is another one tomorrow
         task = f"{type(work).__module__}.{type(work).__qualname__}"
     free = executor.free()
     device = free[0].device if free else Device("none")
-    return f"{PREFIX}{task}/{device.kind}/{executor.slots}x{device.cores}"
+    how = "/threads" if by_threads(work, [device.kind], spread) else ""
+    return f"{PREFIX}{task}/{device.kind}/{executor.slots}x{device.cores}{how}"
 
 
 def recall(store: Store, key: str) -> Measured | None:

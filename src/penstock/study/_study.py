@@ -478,7 +478,7 @@ class Study:
         if self._fuser is not None:
             options["choose_fusion"] = choose_count
         if isinstance(self.planner, Fluid):
-            options["sharing"] = True
+            options |= {"sharing": True, "spread": self.planner.spread}
         return Job(self._twin or self.work, files, self.goal.metrics, self.timeout_s, self.meter, options)
 
     def _folder(self, store: Store, study: int) -> Path:
@@ -649,7 +649,7 @@ class Study:
         planner = self.planner
         if not isinstance(planner, Fluid) or known_overhead(planner, self.executor) is not None:
             return None
-        key = key_of(self.work, self.executor)
+        key = key_of(self.work, self.executor, planner.spread)
         found = recall(store, key)
         if found is None:
             view.say(

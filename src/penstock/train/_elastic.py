@@ -1,11 +1,12 @@
 """Elastic training: one trial on several devices, the same result whatever their number and whenever it changes.
 
-A trial that spreads is trained by a crew: one worker per device, each with the whole model, that go through the same
-batches in the same order. Each takes its rows of every batch; gradients are summed over the crew before the step, so
-that the step is that of the whole batch. What depends on other rows of the batch is made whole again: batch norm's
-statistics are those of all rows, and dropout draws the mask of all rows and keeps its own. The first worker (the lead)
-reports and saves, the others follow. To change the number of workers, the crew stops at the end of an epoch and another
-one goes on from the checkpoint.
+A trial of Penstock's own loop that spreads over groups of CPU cores is trained by one worker with more threads. On
+GPUs, and where a function says how, it is trained by a crew: one worker per device, each with the whole model, that go
+through the same batches in the same order. Each takes its rows of every batch; gradients are summed over the crew
+before the step, so that the step is that of the whole batch. What depends on other rows of the batch is made whole
+again: batch norm's statistics are those of all rows, and dropout draws the mask of all rows and keeps its own. The
+first worker (the lead) reports and saves, the others follow. To change the number of workers, the crew stops at the end
+of an epoch and another one goes on from the checkpoint.
 """
 
 from __future__ import annotations
@@ -77,6 +78,20 @@ def elastic(function: Any = None, *, max_devices: int = 1 << 30) -> Any:
 def most_devices(work: Any) -> int:
     """Over how many devices a trial of ``work`` can spread."""
     return 1 << 30 if isinstance(work, Task) else int(getattr(work, _MARK, 1))
+
+
+def by_threads(work: Any, kinds: Iterable[str], spread: str = "threads") -> bool:
+    """Whether one worker trains a trial that spreads, with the threads of all its devices; else a crew does.
+
+    On groups of CPU cores that is quicker for Penstock's own loop: threads share the model and the batch, so nothing
+    has to be exchanged, and whatever a loss or a layer makes of a whole batch stays as it is.
+
+    Args:
+        work: The study's work.
+        kinds: Of the devices.
+        spread: What the planner was told: ``"threads"``, or ``"workers"`` for a crew everywhere.
+    """
+    return spread == "threads" and isinstance(work, Task) and all(kind == "cpu" for kind in kinds)
 
 
 @contextlib.contextmanager
@@ -810,6 +825,7 @@ __all__ = [
     "CrewMeter",
     "CrewSink",
     "ReadOnly",
+    "by_threads",
     "elastic",
     "joined",
     "most_devices",

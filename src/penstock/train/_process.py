@@ -20,10 +20,21 @@ from typing import Any, NoReturn, final
 
 from penstock.train._checkpoint import Report
 from penstock.train._guardian import kill_sessions
+from penstock.train._memory import give_back, keep_freed
 from penstock.train._worker import End, Settings, Spec, one_line, run_all, user_traceback
 
 MESSAGE_BYTES = 1 << 17
 """Longest message of the queue; a longer one travels in a file."""
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+"""By which libraries are told how many threads they may use."""
 
 FRAME = struct.Struct("<I")
 TICKET = struct.Struct("<Q")
@@ -229,6 +240,7 @@ def main(argv: list[str]) -> NoReturn:
     for fd in (control_fd, queue_fd, lifeline_fd, blob_fd, board_fd):
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    keep_freed()
     channel = Channel(socket.socket(fileno=control_fd), driver, lifeline_fd, *nursery)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):
@@ -291,7 +303,7 @@ def _serve(
             ticket, specs, devices, threads, facts = pickle.loads(message)
         # So that our death is blamed on the right segment:
         TICKET.pack_into(board, TICKET.size * slot, ticket)
-        _limit_torch(threads)
+        _use_threads(threads)
         if first:
             first = False
             _open_sensors(settings, devices)
@@ -336,13 +348,16 @@ def _open_sensors(settings: Settings, devices: tuple[str, ...]) -> None:
 def _tidy() -> None:
     """Give memory back before the next trial, which may share its device with others."""
     gc.collect()
+    give_back()
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
-def _limit_torch(threads: int) -> None:
-    """Limit torch where it is loaded (a training may have changed it); the environment limits it before that."""
+def _use_threads(threads: int) -> None:
+    """Let torch and what is started from here use so many: a training may have changed it, or this one is wider."""
     torch = sys.modules.get("torch")
+    if os.environ.get(THREAD_VARIABLES[0]) != str(threads):
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     if torch is not None and hasattr(torch, "get_num_threads") and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
