@@ -21,7 +21,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import penstock as pk
 
 QUICK = bool(os.environ.get("PENSTOCK_EXAMPLE_QUICK"))
-MICRO_BATCHES, ROWS, TOKENS, WIDTH, VOCABULARY = 4, 4, 32, 64, 256
+# Micro-batches of a few milliseconds: the waits between shorter ones are too short to lend.
+MICRO_BATCHES, ROWS, TOKENS, WIDTH, VOCABULARY = 4, 16, 32, 64, 256
 
 
 # ------------------------------------------------------------ the host job, one process per stage
@@ -123,6 +124,8 @@ def tune(executor):
 
 
 if __name__ == "__main__":
+    # First without the host job: what workers import is imported then, too.
+    alone = tune(pk.Local(slots=1, threads=1))
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")
         hosts = [fork.Process(target=host_job, args=(rank, folder)) for rank in (0, 1)]
@@ -138,7 +141,6 @@ if __name__ == "__main__":
             host.join()
         if any(host.exitcode for host in hosts):
             sys.exit("The host job has failed.")
-    alone = tune(pk.Local(slots=1, threads=1))
     print(f"losses in bubbles: {', '.join(f'{loss:.4f}' for loss in squeezed)}")
     print(f"losses alone:      {', '.join(f'{loss:.4f}' for loss in alone)}")
     print("the same" if squeezed == alone else "not the same")

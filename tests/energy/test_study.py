@@ -233,7 +233,7 @@ def test_a_short_trial_leaves_its_slices_to_the_next(gpus, fake_smi, tmp_path):
     stub.set_load(240.0)
     fake_smi(stub, 1)
     limits = PowerLimits(pk.LeastEnergy(), slice_s=0.5, step_w=50.0)
-    study = limited(tmp_path, limits, trials=6, work=train_evenly)
+    study = limited(tmp_path, limits, trials=4, work=train_evenly)
     (note,) = profiles(study)
     assert [seen[0] for seen in note.data["profile"]] == list(SPEED_MS)
     assert study.trials[-1].reports[-1].metrics["limit_w"] == note.data["limit_w"]
@@ -299,7 +299,7 @@ def test_without_permission_a_study_says_so_once_and_goes_on(gpus, fake_smi, tmp
     stub.set_load(240.0)
     stub.add_flags(nvml_stub.LOCKED)
     fake_smi(stub, 2)
-    study = limited(tmp_path, pk.EtaCost(0.5), trials=4)
+    study = limited(tmp_path, pk.EtaCost(0.5), trials=4, scheduler=pk.Full(trials=4, epochs=1))
     assert {record.status.value for record in study.trials} == {"completed"}
     said = capsys.readouterr().err
     assert said.count("CAP_SYS_ADMIN") <= 2  # one per GPU, each with its own command

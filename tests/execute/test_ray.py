@@ -32,6 +32,12 @@ pytestmark = pytest.mark.faults
 HEAD_CPUS = 3
 
 
+def connect(cluster: Any) -> None:
+    import ray
+
+    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """One cluster at a time on the machine, also with several test processes; this process is its driver."""
@@ -51,7 +57,7 @@ def cluster() -> Iterator[Any]:
                 },  # lost nodes are noticed sooner than by default
             },
         )
-        ray.init(made.address, log_to_driver=False, logging_level="ERROR")
+        connect(made)
         try:
             yield made
         finally:
@@ -611,6 +617,7 @@ def test_devices_that_others_hold_are_waited_for(make: Callable[..., Drive]) -> 
 
 def test_a_driver_outside_of_the_cluster_goes_through_ray_client(cluster: Any, tmp_path: Path) -> None:
     """Its references are made anew with every answer: equal to those it asked with, not the same."""
+    import ray
     from ray.util.client.server.server import serve
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -638,6 +645,10 @@ def test_a_driver_outside_of_the_cluster_goes_through_ray_client(cluster: Any, t
         )
     finally:
         server.stop(0)
+        if (
+            not ray.is_initialized()
+        ):  # it has disconnected this process: others would each start a Ray of their own
+            connect(cluster)
     assert told.stdout.split("\n")[0] == "[(0, 2), (1, 2), (2, 2)] 3", told.stderr[-2000:]
 
 

@@ -150,7 +150,7 @@ def test_a_study_of_elastic_tasks_finds_what_it_finds_without(tmp_path: Path, sp
             TASK,
             space,
             minimize="loss",
-            scheduler=pk.Halving(max_epochs=40, min_epochs=10, trials=3, eta=3),
+            scheduler=pk.Halving(max_epochs=20, min_epochs=5, trials=3, eta=3),
             sampler=pk.Random(),
             executor=pk.Local(2),
             planner=planner,

@@ -81,7 +81,7 @@ def test_a_study_measures_once_and_remembers(tmp_path: Path) -> None:
             Sleepy(),
             pk.Space(x=pk.Float(0, 1)),
             minimize="loss",
-            scheduler=pk.Full(trials=2),
+            scheduler=pk.Full(trials=2, epochs=1),
             sampler=pk.Random(),
             executor=pk.Local(1),
             planner=pk.Fluid(max_sharing=2),

@@ -547,8 +547,7 @@ class ExecutorSuite(ABC):
         assert dict(metrics) == {"loss": 0.5, "whole": 3.0, "zero_d": 0.25, "plain": 7.0, "ratio": 0.125}
         assert {type(value) for value in metrics.values()} == {float}
 
-    @pytest.mark.parametrize("rank", [0, 1])
-    def test_one_failure_ends_all_workers_of_a_trial(self, make: Callable[..., Drive], rank: int) -> None:
+    def test_one_failure_ends_all_workers_of_a_trial(self, make: Callable[..., Drive]) -> None:
         """With its own error, at once: by itself the other would wait for the group's timeout, which is an hour.
 
         A ``Drive`` waits no longer than five minutes. Both devices are free for the next try.
@@ -557,18 +556,19 @@ class ExecutorSuite(ABC):
         if not (self.ships_work and drive.executor.spreads):
             pytest.skip("trials do not spread over workers")
         shares = [Share(free.device.id) for free in drive.executor.free()]
-        work = segment(rank, until=4, config={"rank": rank})
-        for attempt in range(2):
-            drive.submit([work])
-            drive.start([work], shares, max_devices=2, attempt=attempt)
-            drive.finish(attempt + 1)
-            drive.until(lambda: sum(free.fraction for free in drive.executor.free()) == 2)
-        failed, completed = (event for event in drive.of(rank) if isinstance(event, Ended))
-        assert (failed.status, failed.lost, failed.epoch) == (TrialStatus.FAILED, False, 2)
-        assert failed.reason == f"ValueError: rank {rank} alone"
-        assert "raise ValueError" in failed.error
-        assert ("On the worker of rank 1" in failed.error) == (rank == 1)
-        assert (completed.status, completed.epoch) == (TrialStatus.COMPLETED, 4)
+        for rank in range(2):  # one after the other on the same workers, which take seconds to start
+            work = segment(rank, until=4, config={"rank": rank})
+            for attempt in range(2):
+                drive.submit([work])
+                drive.start([work], shares, max_devices=2, attempt=attempt)
+                drive.finish(2 * rank + attempt + 1)
+                drive.until(lambda: sum(free.fraction for free in drive.executor.free()) == 2)
+            failed, completed = (event for event in drive.of(rank) if isinstance(event, Ended))
+            assert (failed.status, failed.lost, failed.epoch) == (TrialStatus.FAILED, False, 2)
+            assert failed.reason == f"ValueError: rank {rank} alone"
+            assert "raise ValueError" in failed.error
+            assert ("On the worker of rank 1" in failed.error) == (rank == 1)
+            assert (completed.status, completed.epoch) == (TrialStatus.COMPLETED, 4)
 
     # -- stopping ---------------------------------------------------------------------------------------
 
@@ -628,7 +628,7 @@ class ExecutorSuite(ABC):
 
     # -- devices ----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("fraction", [1.0, 0.5, 1 / 3])
+    @pytest.mark.parametrize("fraction", [1.0, 1 / 3])
     def test_devices_are_never_oversubscribed(self, make: Callable[..., Drive], fraction: float) -> None:
         """At any time the shares of what runs on a device add up to at most 1."""
         drive = make(stamps, [segment(trial, until=2) for trial in range(9)], fraction=fraction)
