@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +17,8 @@ from penstock.core import StudyState, TrialStatus
 from penstock.core.errors import InvalidInput, StoreCorrupt
 from penstock.energy import co2, grid
 from penstock.goal import Goal, metrics_of, ranked
-from penstock.store import StudyEntry, open_store
+from penstock.report._read import driver_of, leave
+from penstock.store import Store, StudyEntry, open_store
 
 
 @dataclass(slots=True)
@@ -25,6 +27,18 @@ class _Seen:
 
     state: StudyState = field(default_factory=StudyState)
     after: int = 0
+    left: bool = False  # its driver died
+
+    def news(self, store: Store, study: int) -> bool:
+        """Read on; returns whether there was anything."""
+        before = self.after
+        for number, event in store.read(study, after=before):
+            if self.left:  # resumed, or the driver had only lost its database for a while: fold it anew
+                self.state, self.after, self.left = StudyState(), 0, False
+                return self.news(store, study)
+            self.state.apply(event)
+            self.after = number
+        return self.after > before
 
 
 @final
@@ -61,9 +75,11 @@ class StudyCollector(Collector):
             for entry in entries:
                 seen = self._seen.setdefault(entry.id, _Seen())
                 try:
-                    for number, event in store.read(entry.id, after=seen.after):
-                        seen.state.apply(event)
-                        seen.after = number
+                    seen.news(store, entry.id)
+                    driver = driver_of(store, entry.id, seen.state, partial(seen.news, store, entry.id))
+                    if driver is None and seen.state.open:
+                        leave(seen.state, entry, store.url)
+                        seen.left = True
                 except StoreCorrupt:
                     continue  # "penstock report" says what is wrong; what precedes it still counts
             return [(entry, self._seen[entry.id].state) for entry in entries]
@@ -90,8 +106,11 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
     )
     best = GaugeMetricFamily("penstock_best", "Metrics of the best trial.", labels=["study", "metric"])
     number = GaugeMetricFamily("penstock_best_trial", "Number of the best trial.", labels=["study"])
-    opened = GaugeMetricFamily(
-        "penstock_session_open", "1 if the last session has not been closed.", labels=["study"]
+    opened = GaugeMetricFamily("penstock_session_open", "1 while a driver runs the study.", labels=["study"])
+    ended = GaugeMetricFamily(
+        "penstock_session_ended",
+        "1 for why the last session ended: interrupted, too, if its driver died.",
+        labels=["study", "reason"],
     )
     latest = GaugeMetricFamily(
         "penstock_last_event_timestamp_seconds", "Time of the latest event.", labels=["study"]
@@ -116,7 +135,9 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
             number.add_metric(name, found.id)
             for metric, value in metrics_of(found).items():
                 best.add_metric([entry.name, metric], value)
-        opened.add_metric(name, int(bool(state.sessions) and state.closed is None))
+        opened.add_metric(name, int(state.open))
+        if state.closed is not None:
+            ended.add_metric([entry.name, state.closed.reason], 1)
         latest.add_metric(name, state.last_s)
     return [
         trials,
@@ -130,6 +151,7 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
         best,
         number,
         opened,
+        ended,
         latest,
     ]
 
