@@ -1,8 +1,9 @@
-"""Prometheus: the studies of a store as metrics, rendered as text, as an ASGI app, or by a server of their own."""
+"""Prometheus: the studies and recurring jobs of a store as metrics: text, an ASGI app, or a server of their own."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +16,11 @@ from prometheus_client.registry import Collector
 
 from penstock.core import StudyState, TrialStatus
 from penstock.core.errors import InvalidInput, StoreCorrupt
-from penstock.energy import co2, grid
+from penstock.energy import co2
 from penstock.goal import Goal, metrics_of, ranked
-from penstock.report._read import driver_of, leave
+from penstock.integrations._prometheus_jobs import job_families
+from penstock.report._journal import jobs_of
+from penstock.report._read import driver_of, grid_of, leave
 from penstock.store import Store, StudyEntry, open_store
 
 
@@ -45,6 +48,8 @@ class _Seen:
 class StudyCollector(Collector):
     """The studies of a store, for a Prometheus registry: ``registry.register(StudyCollector("study.db"))``.
 
+    With them its recurring jobs, unless one study is named.
+
     Reads the journal, and only what is new of it at each scrape; writes nothing, unpickles nothing. May be asked from
     any thread.
 
@@ -57,6 +62,7 @@ class StudyCollector(Collector):
         self._store = store
         self._name = name
         self._seen: dict[int, _Seen] = {}
+        self._chunks: dict[tuple[str, Any, int], list[Any]] = {}  # of recurring jobs: they never change
         self._lock = threading.Lock()
 
     def describe(self) -> list[Any]:
@@ -66,9 +72,11 @@ class StudyCollector(Collector):
     def collect(self) -> Iterator[Any]:
         """The metrics as they are now."""
         with self._lock:
-            yield from _families(self._read())
+            studies, jobs = self._read()
+            yield from _families(studies)
+            yield from job_families(jobs, time.time())
 
-    def _read(self) -> list[tuple[StudyEntry, StudyState]]:
+    def _read(self) -> tuple[list[tuple[StudyEntry, StudyState]], dict[str, Any]]:
         store = open_store(self._store, write=False)
         try:
             entries = store.studies() if self._name is None else [store.find(self._name)]
@@ -82,7 +90,8 @@ class StudyCollector(Collector):
                         seen.left = True
                 except StoreCorrupt:
                     continue  # "penstock report" says what is wrong; what precedes it still counts
-            return [(entry, self._seen[entry.id].state) for entry in entries]
+            jobs = jobs_of(store, self._chunks) if self._name is None else {}
+            return [(entry, self._seen[entry.id].state) for entry in entries], jobs
         finally:
             store.close()
 
@@ -125,8 +134,7 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
         if state.energy is not None:  # what was not metered is missing, never 0
             joules.add_metric(name, state.energy.joules)
             source.add_metric([entry.name, str(state.energy.source)], 1)
-            intensity = grid(entry.spec.get("region"), g_per_kwh=entry.spec.get("g_per_kwh"))
-            grams.add_metric(name, co2(state.energy, intensity).value)
+            grams.add_metric(name, co2(state.energy, grid_of(entry.spec)).value)
         drawn = _watts(state)
         if drawn is not None:
             watts.add_metric(name, drawn)
@@ -176,7 +184,7 @@ def _registry(store: str | Path, name: str | None) -> CollectorRegistry:
 
 
 def metrics_text(store: str | Path, name: str | None = None) -> str:
-    """The studies of a store in Prometheus's text format, for a file of the node exporter or a page of your own."""
+    """The studies and recurring jobs of a store in Prometheus's text format, for a file or a page of your own."""
     text: bytes = generate_latest(_registry(store, name))
     return text.decode()
 
