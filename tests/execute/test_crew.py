@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.execute._crew import FAREWELL_S, Crew
+from penstock.execute._crew import FAREWELL_S, PARTING_S, Crew
 
 
 def begun(size: int) -> Crew[str]:
@@ -18,7 +18,7 @@ def test_a_crew_that_runs_or_ends_well_is_never_settled() -> None:
     crew = begun(3)
     assert crew.wait_s(1e9) is None
     for rank in (2, 0, 1):
-        crew.end(rank)
+        crew.end(rank, 0.0)
     assert not crew.running
     assert not crew.failing
     assert crew.wait_s(1e9) is None
@@ -47,7 +47,7 @@ def test_it_is_settled_at_once_when_nobody_runs_any_more(last: str) -> None:
     if last == "fail":
         crew.fail(0, "lead", 10.0)
     else:
-        crew.end(0)
+        crew.end(0, 10.0)
     assert crew.wait_s(10.0) == 0.0
     assert crew.running == set()
     assert crew.why() == ((0, "lead") if last == "fail" else (1, "one"))
@@ -69,3 +69,33 @@ def test_a_worker_that_has_not_begun_can_not_notice() -> None:
     assert crew.wait_s(1000.0) is None
     crew.begin(0, 1000.0)
     assert crew.wait_s(1000.0) == FAREWELL_S
+
+
+def test_who_has_not_ended_a_while_after_the_lead_is_late() -> None:
+    crew = begun(3)
+    crew.end(2, 5.0)
+    assert crew.late_s(1e9) is None
+    crew.end(0, 10.0)
+    assert crew.late_s(10.0) == PARTING_S
+    assert crew.late_s(10.0 + PARTING_S) == 0.0
+    assert crew.running == {1}  # to be ended
+    assert crew.wait_s(1e9) is None  # the trial has not failed
+    crew.end(1, 11.0)
+    assert crew.late_s(1e9) is None
+
+
+def test_who_begins_when_the_lead_has_ended_has_its_time() -> None:
+    crew: Crew[str] = Crew(2)
+    crew.begin(0, 0.0)
+    crew.end(0, 1.0)
+    assert crew.late_s(1e9) is None  # it is still starting
+    crew.begin(1, 50.0)
+    assert crew.late_s(50.0) == PARTING_S
+
+
+def test_nobody_is_late_where_one_has_failed() -> None:
+    crew = begun(3)
+    crew.fail(1, "one", 10.0)
+    crew.end(0, 10.0)
+    assert crew.late_s(1e9) is None
+    assert crew.wait_s(10.0 + FAREWELL_S) == 0.0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import integrations
-from penstock.core import TrialStatus
+from penstock.core import Reported, TrialStatus
 from penstock.core.errors import InvalidInput
 from penstock.integrations._inline import Inline
 from penstock.integrations._listen import Listener
@@ -179,6 +179,36 @@ def test_mlflow_live_and_resumed_is_the_same_as_exported(tmp_path, tracking):
     again.run(view=integrations.MLflowLogger("live", tracking_uri=tracking))
     assert again.state.closed.reason == "finished"
     check_mlflow(tracking, "live", again.state)
+
+
+def test_mlflow_of_a_killed_study_runs_no_more_and_goes_on_with_it(store, tmp_path, tracking):
+    """The journal up to the middle of a trial, with nobody who holds its lock, then the rest of it."""
+    target = str(tmp_path / "killed.db")
+    with open_store(store, write=False) as opened:
+        entry = opened.find("curves")
+        events = [event for _, event in opened.read(entry.id)]
+    middle = next(i for i, event in enumerate(events) if isinstance(event, Reported)) + 1
+    logger = integrations.MLflowLogger("killed", tracking_uri=tracking)
+    with open_store(target, write=True) as live:
+        copied = live.create(entry.name, entry.spec, None)
+        live.lock(copied.id)
+        live.append(copied.id, events[:middle])
+        logger.export(target)
+        _, (parent,), children = runs_of(tracking, "killed")
+        assert {parent.info.status} | {run.info.status for run in children.values()} == {"RUNNING"}
+    logger.export(target)
+    _, (parent,), children = runs_of(tracking, "killed")
+    assert parent.info.status == "KILLED"
+    assert parent.data.tags["penstock.closed"].startswith("interrupted its driver died")
+    assert {run.info.status for run in children.values()} == {"SCHEDULED"}
+    with open_store(target, write=True) as live:
+        live.lock(copied.id)
+        live.append(copied.id, events[middle:-1])
+        logger.export(target)
+        assert "SCHEDULED" not in {run.info.status for run in runs_of(tracking, "killed")[2].values()}
+        live.append(copied.id, events[-1:])
+    logger.export(target)
+    assert check_mlflow(tracking, "killed", read_journal(target).state).info.status == "FINISHED"
 
 
 def test_studies_of_one_name_in_two_stores_are_two_runs(tmp_path, tracking):

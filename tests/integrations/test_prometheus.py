@@ -1,6 +1,7 @@
 """Prometheus's metrics, parsed by Prometheus's own parser."""
 
 import socket
+import time
 import urllib.request
 
 import pytest
@@ -10,7 +11,10 @@ import penstock as pk
 from penstock.core import StudyState
 from penstock.core.errors import InvalidInput, PenstockError, StoreError
 from penstock.integrations import StudyCollector, metrics_app, metrics_text, serve_metrics
+from penstock.integrations._prometheus_jobs import _STATES, job_families
+from penstock.recurring import RecurringJob
 from penstock.report import read_journal
+from penstock.report._journal import jobs_of
 from penstock.store import open_store
 
 from .conftest import make_study
@@ -91,6 +95,62 @@ def test_the_app_is_mounted_in_starlette(store):
 
     client = TestClient(Starlette(routes=[Mount("/metrics", metrics_app(store, "curves"))]))
     check(samples(client.get("/metrics/").text), read_journal(store).state)
+
+
+def test_recurring_jobs_are_told_as_they_went(store):
+    """Against sums of our own; a job of the store that can't be read leaves the others alone."""
+    job = RecurringJob(
+        "nightly", None, batch_sizes=[32, 64], default=64, target=("accuracy", 0.6), eta=0.25, max_power_w=200.0,
+        policy="zeus", store=store,
+    )  # fmt: skip
+    spent = []
+    for night in range(40):  # more than stay in one value
+        decision = job.decide(device="V100" if night % 4 else "A40", limits_w=[100.0, 200.0])
+        if night == 3:
+            job.abandon(decision)
+            continue
+        if night == 39:
+            continue
+        cheap = 1.0 if decision.batch_size == 32 else 2.0
+        ended = {"epochs": 3, "time_s": 100.0 * cheap, "energy_j": 5000.0 * cheap, "reached": night != 5}
+        measured = {limit_w: (30.0, limit_w) for limit_w in decision.profile_w}
+        job.observe(decision, **ended, profile=measured, error="out of memory" if night == 5 else "")
+        spent.append((decision, ended))
+    with open_store(store, write=True) as opened:
+        opened.put("recurring/foreign", {"records": 5})
+
+    found = samples(metrics_text(store))
+    assert not [key for key in found if "foreign" in key]
+    states = {state: found["penstock_job_runs", *sorted((state, "nightly"))] for state in _STATES}
+    assert states == {"reached": 37, "stopped": 0, "failed": 1, "given up": 1, "under way": 1, "lost": 0}
+    energy_j = sum(ended["energy_j"] for _, ended in spent)
+    time_s = sum(ended["time_s"] for _, ended in spent)
+    assert found["penstock_job_energy_joules_total", "nightly"] == energy_j
+    assert found["penstock_job_seconds_total", "nightly"] == time_s
+    assert found["penstock_job_epochs_total", "nightly"] == 3 * 38
+    assert found["penstock_job_cost_total", "nightly"] == 0.25 * energy_j + 0.75 * 200 * time_s
+    assert found["penstock_job_batch_size", "nightly"] == decision.batch_size
+    assert found["penstock_job_best_batch_size", "nightly"] == 32
+    assert found["penstock_job_mean_cost", "64", "nightly"] == 0.25 * 10_000 + 0.75 * 200 * 200
+    assert found["penstock_job_last_decision_timestamp_seconds", "nightly"] == decision.decided_s
+    assert decision.limit_w is not None
+    assert found["penstock_job_power_limit_watts", "nightly"] == decision.limit_w
+    # The default takes 10 kJ and 200 s, and that counts on the kinds of devices where it has reached the target.
+    known = {made.device for made, ended in spent if made.batch_size == 64 and ended["reached"]}
+    there = [ended for made, ended in spent if made.device in known]
+    less_j = sum(10_000 * ended["reached"] - ended["energy_j"] for ended in there)
+    assert less_j > 0
+    assert found["penstock_job_saved_joules", "nightly"] == pytest.approx(less_j)
+    assert found["penstock_job_saved_seconds", "nightly"] == pytest.approx(less_j / 50)
+    assert found["penstock_job_saved_cost", "nightly"] == pytest.approx(
+        0.25 * less_j + 0.75 * 200 * less_j / 50
+    )
+    assert not [key for key in samples(metrics_text(store, "curves")) if "job" in key[0]]
+
+    with open_store(store, write=False) as opened:
+        runs = job_families(jobs_of(opened), time.time() + 2 * 86_400)[0].samples
+    later = {sample.labels["state"]: sample.value for sample in runs}
+    assert later == states | {"under way": 0, "lost": 1}
 
 
 def test_several_studies_are_told_apart(store):

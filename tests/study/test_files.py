@@ -1,9 +1,11 @@
 """Which checkpoint is kept: that of the trial that counts as the best, whatever the order of the ends."""
 
 import itertools
+import time
 
 import pytest
 
+import penstock as pk
 from penstock.core import (
     Ended,
     Noted,
@@ -103,3 +105,36 @@ def test_a_checkpoint_is_gone_where_no_later_one_that_the_journal_missed_is_ther
     assert told == (
         [f"Trial 0: its checkpoint {folder / '3.ckpt'} is gone; it starts again."] if lost else []
     )
+
+
+def test_copies_whose_checkpoint_is_gone_keep_a_budget_of_epochs(tmp_path):
+    """The copy begins anew, and what it was to be spared counts, too."""
+
+    def train(run):
+        if run.trial == 1:  # fails once the other one's checkpoint is there, and takes it with it
+            saved = tmp_path / "s.db.files" / "study-1" / "checkpoints" / "0" / "2.ckpt"
+            until_s = time.monotonic() + 300
+            while not saved.exists():
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+            for each in saved.parent.iterdir():
+                each.unlink()
+            raise ValueError("on purpose")
+        for epoch in run.epochs():
+            run.save(epoch)
+            run.report(loss=float(epoch))
+
+    study = pk.Study(
+        train,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.PBT(population=2, max_epochs=4, interval=2),
+        sampler=pk.Random(),
+        executor=pk.Local(slots=2),
+        budget=pk.Budget(epochs=6),
+        store=tmp_path / "s.db",
+    ).run()
+    copy = study.trials[2]
+    assert copy.segment.copy_from.trial == 0
+    assert copy.reports[0].epoch == 1  # nothing was there to copy
+    assert sum(len(record.reports) for record in study.trials) == study.state.epochs == 6

@@ -132,7 +132,8 @@ def report(
             told["sm2"] = {"rounds": [dataclasses.asdict(r) for r in sm2.rounds], "parity": sm2.parity}
         print(json_text(told | {"problem": journal.problem}))
     else:
-        print(summary_text(journal.entry.name, journal.goal, journal.state, top=top, spec=journal.entry.spec))
+        told_of = journal.entry.name, journal.goal, journal.state
+        print(summary_text(*told_of, top=top, spec=journal.entry.spec, driver=journal.driver))
         if sm2 is not None:
             print(sm2_text(sm2))
     if journal.problem:

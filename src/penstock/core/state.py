@@ -250,6 +250,11 @@ class StudyState:
         return self._besides.total
 
     @property
+    def open(self) -> bool:
+        """Whether its last session has not been closed: a driver runs it, or died without a word."""
+        return bool(self.sessions) and self.closed is None
+
+    @property
     def once(self) -> bool:
         """Whether its trials are compared by what each epoch takes once; not so in journals of earlier releases."""
         return bool(self.sessions) and bool(self.sessions[0].note.get(ONCE))
@@ -472,6 +477,19 @@ class StudyState:
                 self._count_time(record, time_s)
                 record._running_since_s = record._held_since_s = None
                 self._move(record, TrialStatus.WAITING)
+
+    def abandon(self, detail: str) -> None:
+        """The driver died with the latest event: what ran is left there, and the session is closed as interrupted.
+
+        Said by who reads the journal, for nobody is left to write it. What comes after it belongs to a fold of its own.
+        """
+        for record in self.trials.values():
+            if record.status is TrialStatus.RUNNING:
+                self._count_time(record, self.last_s)
+                record._running_since_s = record._held_since_s = None
+                record.reason = "its driver died"
+                self._move(record, TrialStatus.PAUSED)
+        self.closed = SessionClosed(self.last_s, "interrupted", detail)
 
     def validate(self) -> None:
         """Assert the invariants; called by tests."""

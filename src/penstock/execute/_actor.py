@@ -109,6 +109,7 @@ class Slot:
         self._crew: tuple[Child, ...] = ()  # the lead first
         self._turn = 0  # of the crew
         self._team: tuple[int, Crew[tuple[Any, ...]]] | None = None  # of the crew's present ticket
+        self._parting: list[tuple[int, Crew[tuple[Any, ...]]]] = []  # of tickets whose lead has ended well
         self._guard: Guard | None = None
         self._scratch: Path | None = None
         self._files = Path()
@@ -173,7 +174,7 @@ class Slot:
     def _bury(self) -> list[int]:
         """End the worker processes with all they have started; their exit codes."""
         with self._lock:
-            crew, self._crew, self._team = self._crew, (), None
+            crew, self._crew, self._team, self._parting = self._crew, (), None, []
         if not crew or self._guard is None:
             return []
         os.write(self._wake_w, b".")  # whoever waits for their news
@@ -287,7 +288,8 @@ class Slot:
                     poll.register(child.pidfd, select.POLLIN)
         most_s = 5.0 if all(child.pidfd is not None for child in crew) else 0.2
         due_s = None if self._team is None else self._team[1].wait_s(time.monotonic())
-        most_s = most_s if due_s is None else min(most_s, due_s)
+        late_s = [team.late_s(time.monotonic()) for _, team in self._parting]
+        most_s = min([most_s, *(each for each in (due_s, *late_s) if each is not None)])
         ready = {fd for fd, _ in poll.poll(1000 * min(wait_s, most_s))}
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
@@ -320,15 +322,31 @@ class Slot:
                     team[1].fail(rank, message, time.monotonic())
                     continue
                 else:
-                    team[1].end(rank)
+                    team[1].end(rank, time.monotonic())
                     if rank == 0:
                         self._team = None  # it is over, and well
+                        self._parting.append(team)
+            elif kind in "se":
+                self._part(rank, message)
             if rank == 0 or kind == "x":
                 told.append(message)
         return pickle.dumps(told, protocol=5) if told else b""
 
+    def _part(self, rank: int, message: tuple[Any, ...]) -> None:
+        """A member begins or ends what the lead has ended already."""
+        for ticket, team in self._parting:
+            if ticket == message[1]:
+                if message[0] == "s":
+                    team.begin(rank, time.monotonic())
+                else:
+                    team.end(rank, time.monotonic())
+        self._parting = [(ticket, team) for ticket, team in self._parting if team.running]
+
     def _settled(self) -> list[tuple[Any, ...]]:
         """The failure of a crew, once it is clear why; who has not noticed ends with it, and so do the others."""
+        if any(team.late_s(time.monotonic()) == 0.0 for _, team in self._parting):
+            self._bury()  # one hangs: the next trial would wait for it
+            return [("d", None, "")]
         team = self._team
         if team is None or team[1].wait_s(time.monotonic()) != 0.0:
             return []

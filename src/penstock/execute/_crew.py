@@ -1,4 +1,4 @@
-"""How a trial that several workers train together fails: one state machine for the local executor and Ray's actors."""
+"""How a trial of several workers fails or ends: one state machine for the local executor and Ray's actors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Generic, TypeVar, final
 
 FAREWELL_S = 2.0
 """How long the others may take to fail, too, after one has failed."""
+
+PARTING_S = 10.0
+"""How long the others may take to end after the lead has ended well: what they still do is of use to nobody."""
 
 _Word = TypeVar("_Word")
 
@@ -18,8 +21,8 @@ class Crew(Generic[_Word]):
 
     Who fails makes the others fail, as a rule: they lose the connection, or it has died. So a failure is not believed
     at once: if a death shows meanwhile, that was the cause. Who has not noticed when the time is up waits for a word
-    that will never come, and is to be ended. The time counts from when all have begun, for a worker that is still
-    starting can't notice.
+    that will never come, and is to be ended; so is who has not ended a while after the lead has ended well. The time
+    counts from when all have begun, for a worker that is still starting can't notice.
 
     Args:
         size: How many workers; the one of rank 0 leads.
@@ -37,14 +40,27 @@ class Crew(Generic[_Word]):
         """Whether one has failed or died."""
         return bool(self._words)
 
+    @property
+    def parting(self) -> bool:
+        """Whether the lead has ended well: the trial is over, whoever still runs."""
+        return 0 not in self.running and not self.failing
+
+    def late_s(self, now_s: float) -> float | None:
+        """How long until who still runs after the lead has ended well is to be ended; None: not now."""
+        if not self.parting or not self.running or self.running & self._idle:
+            return None
+        return max(0.0, self._due_s - now_s)
+
     def begin(self, rank: int, now_s: float) -> None:
         """A worker has begun."""
         self._idle.discard(rank)
-        self._due_s = now_s + FAREWELL_S
+        self._due_s = now_s + (PARTING_S if self.parting else FAREWELL_S)
 
-    def end(self, rank: int) -> None:
+    def end(self, rank: int, now_s: float) -> None:
         """A worker has ended well."""
         self.running.discard(rank)
+        if rank == 0 and not self.failing:
+            self._due_s = now_s + PARTING_S
 
     def fail(self, rank: int, word: _Word, now_s: float) -> None:
         """A worker has failed, with its word on why."""

@@ -130,6 +130,7 @@ class Local(Executor):
         self._dispatch: Dispatch | None = None
         self._errands: dict[int, tuple[Errand, ...]] = {}  # by flight, the lead's first
         self._failing: dict[int, Flight] = {}  # of crews
+        self._parting: list[tuple[Crew[Ended], Errand]] = []  # who still runs after the lead has ended well
         self._on: dict[str, list[Worker]] = {}
         self._free: tuple[Free, ...] | None = None
         self._starts = Starts()
@@ -505,6 +506,9 @@ class Local(Executor):
             crew = self._errands[flight.number][0].crew
             due_s = None if crew is None else crew.wait_s(self._clock.now_s())
             wait = wait if due_s is None else min(wait, due_s)
+        for crew, _ in self._parting:
+            due_s = crew.late_s(self._clock.now_s())
+            wait = wait if due_s is None else min(wait, due_s)
         return wait
 
     def _listen(self, workers: Workers, wait_s: float) -> None:
@@ -559,14 +563,15 @@ class Local(Executor):
         if message[0] != "e":
             return rank == 0
         ended = to_event(message, message[3])
-        stopped = 0 not in crew.running and not crew.failing  # the lead has, well
+        stopped = crew.parting
         if isinstance(ended, Ended) and ended.status is TrialStatus.FAILED and flight.open and not stopped:
             crew.fail(rank, ended, now_s)
             self._failing[flight.number] = flight
             return False
-        crew.end(rank)
+        crew.end(rank, now_s)
         if rank == 0:
             self._failing.pop(flight.number, None)
+            self._parting += [(crew, e) for e in self._errands[flight.number] if e.rank in crew.running]
             return True
         if flight.open and flight.target:
             self._regroup(flight)
@@ -593,10 +598,14 @@ class Local(Executor):
                 if errand.worker is not None and errand.rank in crew.running:
                     errand.worker.kill("its trial is over: another worker of it has failed")
             self._finish(flight)
+        self._parting = [(crew, errand) for crew, errand in self._parting if errand.rank in crew.running]
+        for crew, errand in self._parting:
+            if crew.late_s(now_s) == 0.0 and errand.worker is not None and not errand.worker.verdict:
+                errand.worker.kill("its trial is over, and it has not ended")
 
     def _pump(self, workers: Workers) -> None:
         """Move what can move: failed crews, overflowing queues, what waits for devices or behind a long segment."""
-        if self._failing:
+        if self._failing or self._parting:
             self._settle()
         for worker in workers.by_index.values():
             worker.send()
@@ -687,12 +696,13 @@ class Local(Executor):
     def _lost_member(self, errand: Errand, crew: Crew[Ended], fate: str, tail: str, *, lost: bool) -> None:
         """Without one of its workers a trial can't go on, unless it had nothing left to do."""
         flight, rank = errand.flight, errand.rank
+        stopped = crew.parting
+        if stopped and rank:
+            crew.end(rank, self._clock.now_s())
         if not flight.open:
             return
         (trial,) = flight.open
-        stopped = 0 not in crew.running and not crew.failing
         if stopped and rank:
-            crew.end(rank)
             self._regroup(flight)
         elif stopped or rank in crew.running:
             now_s, epoch = self._clock.now_s(), flight.epochs[trial]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, final
 
-from penstock.core import Config
+from penstock.core import Config, TrialRecord
 from penstock.core.errors import InvalidInput
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -169,6 +169,18 @@ class Limit:
 
     def __str__(self) -> str:
         return f"{self.name} {'<=' if self.at_most else '>='} {self.quantity.text(self.bound)}"
+
+
+def measured(record: TrialRecord) -> dict[str, float]:
+    """What is known of a trial's configuration: its latest metrics, and seconds and joules of its epochs."""
+    values = dict(record.metrics) if record.known else {}
+    seconds = record.per_epoch(lambda report: report.train_s)
+    joules = record.per_epoch(lambda report: None if report.energy is None else report.energy.value)
+    if seconds is not None:
+        values.setdefault("epoch_s", seconds)
+    if joules is not None:
+        values.setdefault("epoch_j", joules)
+    return values
 
 
 def check_limits(limits: Iterable[Limit] | Limit | Any) -> tuple[Limit, ...]:

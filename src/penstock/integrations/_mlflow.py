@@ -34,7 +34,8 @@ class MLflowLogger(Listener):
     The study is a run of the experiment, each trial a run nested in it: its configuration as parameters, its metrics,
     ``energy_j`` and ``train_s`` by epoch, its end as the run's status. The study's run has the best trial's
     configuration and metrics, and the energy of all. Logged again (resumed, or by ``export`` after it ran), only what
-    is new is added.
+    is new is added. Once a session is over, trials that may go on are ``SCHEDULED``; a study that was interrupted, or
+    whose driver died, is ``KILLED``.
 
     Args:
         experiment: The experiment's name; made if there is none.
@@ -73,12 +74,13 @@ class MLflowLogger(Listener):
         self._runs: dict[int, str] = {}
         self._logged: dict[int, int] = {}  # trial -> the last epoch logged
         self._over: set[int] = set()
+        self._waiting: set[int] = set()  # as MLflow knows
 
     def _begin(self, name: str, goal: Goal, state: StudyState) -> None:
         client = self._client = self._connected()
         found = client.get_experiment_by_name(self._name)
         self._experiment = client.create_experiment(self._name) if found is None else found.experiment_id
-        self._runs, self._logged, self._over = {}, {}, set()
+        self._runs, self._logged, self._over, self._waiting = {}, {}, set(), set()
         # Its begin tells it from studies of the same name in other stores.
         mark = f"{name} {state.first_s:.6f}" if state.first_s is not None else name
         # A hash, for MLflow's filters can't quote everything a name may have.
@@ -110,7 +112,9 @@ class MLflowLogger(Listener):
             key = next((name for name in names if name in run.data.metrics), "train_s")
             history = self._client.get_metric_history(run.info.run_id, key)
             self._logged[trial] = max((metric.step for metric in history), default=0)
-            if run.info.status != "RUNNING":
+            if run.info.status == "SCHEDULED":
+                self._waiting.add(trial)
+            elif run.info.status != "RUNNING":
                 self._over.add(trial)
 
     def _search(self, query: str) -> list[Any]:
@@ -140,6 +144,9 @@ class MLflowLogger(Listener):
             self._runs[record.id] = run
             params = [Param(name, str(value)[:6000]) for name, value in _named(record.config).items()]
             client.log_batch(run, params=params)
+        if record.id in self._waiting and record.status is TrialStatus.RUNNING:
+            client.update_run(run, status="RUNNING")
+            self._waiting.remove(record.id)
         self._log(record, run)
         if over:
             told = [
@@ -194,7 +201,11 @@ class MLflowLogger(Listener):
         if state.closed is not None:
             tags = [RunTag("penstock.closed", f"{state.closed.reason} {state.closed.detail}".strip())]
             self._client.log_batch(self._study, tags=tags)
-            self._client.set_terminated(self._study, status="FINISHED", end_time=at_ms)
+            status = "KILLED" if state.closed.reason == "interrupted" else "FINISHED"
+            self._client.set_terminated(self._study, status=status, end_time=at_ms)
+            for trial in self._runs.keys() - self._over - self._waiting:
+                self._client.update_run(self._runs[trial], status="SCHEDULED")
+                self._waiting.add(trial)
 
 
 def _ms(time_s: float) -> int:

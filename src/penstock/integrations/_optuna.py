@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from penstock.core import StudyState, TrialRecord, TrialStatus
 from penstock.core.errors import InvalidInput, SpaceError, StoreCorrupt
 from penstock.goal import Goal, metrics_of
+from penstock.report._read import read_state
 from penstock.sample import TPE, Observation, Sampler, WarmStart
 from penstock.space import Choice, Domain, Float, Int, Space
 from penstock.store import open_store
@@ -128,11 +129,10 @@ def _read(source: str | Path | Study, name: str | None) -> tuple[str, Goal, Stud
     try:
         entry = store.find(name)
         state = StudyState()
-        try:
-            for _, event in store.read(entry.id):
-                state.apply(event)
-        except StoreCorrupt:
-            pass  # what precedes the damage is exported; "penstock report" says what it is
+        with suppress(
+            StoreCorrupt
+        ):  # what precedes the damage is exported; "penstock report" says what it is
+            read_state(store, entry, state)
         return entry.name, Goal.from_json(entry.spec["goal"]), state, Space.from_json(entry.spec["space"])
     finally:
         store.close()

@@ -1,10 +1,12 @@
-"""Prometheus: the studies of a store as metrics, rendered as text, as an ASGI app, or by a server of their own."""
+"""Prometheus: the studies and recurring jobs of a store as metrics: text, an ASGI app, or a server of their own."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -14,9 +16,12 @@ from prometheus_client.registry import Collector
 
 from penstock.core import StudyState, TrialStatus
 from penstock.core.errors import InvalidInput, StoreCorrupt
-from penstock.energy import co2, grid
+from penstock.energy import co2
 from penstock.goal import Goal, metrics_of, ranked
-from penstock.store import StudyEntry, open_store
+from penstock.integrations._prometheus_jobs import job_families
+from penstock.report._journal import jobs_of
+from penstock.report._read import driver_of, grid_of, leave
+from penstock.store import Store, StudyEntry, open_store
 
 
 @dataclass(slots=True)
@@ -25,11 +30,25 @@ class _Seen:
 
     state: StudyState = field(default_factory=StudyState)
     after: int = 0
+    left: bool = False  # its driver died
+
+    def news(self, store: Store, study: int) -> bool:
+        """Read on; returns whether there was anything."""
+        before = self.after
+        for number, event in store.read(study, after=before):
+            if self.left:  # resumed, or the driver had only lost its database for a while: fold it anew
+                self.state, self.after, self.left = StudyState(), 0, False
+                return self.news(store, study)
+            self.state.apply(event)
+            self.after = number
+        return self.after > before
 
 
 @final
 class StudyCollector(Collector):
     """The studies of a store, for a Prometheus registry: ``registry.register(StudyCollector("study.db"))``.
+
+    With them its recurring jobs, unless one study is named.
 
     Reads the journal, and only what is new of it at each scrape; writes nothing, unpickles nothing. May be asked from
     any thread.
@@ -43,6 +62,7 @@ class StudyCollector(Collector):
         self._store = store
         self._name = name
         self._seen: dict[int, _Seen] = {}
+        self._chunks: dict[tuple[str, Any, int], list[Any]] = {}  # of recurring jobs: they never change
         self._lock = threading.Lock()
 
     def describe(self) -> list[Any]:
@@ -52,21 +72,26 @@ class StudyCollector(Collector):
     def collect(self) -> Iterator[Any]:
         """The metrics as they are now."""
         with self._lock:
-            yield from _families(self._read())
+            studies, jobs = self._read()
+            yield from _families(studies)
+            yield from job_families(jobs, time.time())
 
-    def _read(self) -> list[tuple[StudyEntry, StudyState]]:
+    def _read(self) -> tuple[list[tuple[StudyEntry, StudyState]], dict[str, Any]]:
         store = open_store(self._store, write=False)
         try:
             entries = store.studies() if self._name is None else [store.find(self._name)]
             for entry in entries:
                 seen = self._seen.setdefault(entry.id, _Seen())
                 try:
-                    for number, event in store.read(entry.id, after=seen.after):
-                        seen.state.apply(event)
-                        seen.after = number
+                    seen.news(store, entry.id)
+                    driver = driver_of(store, entry.id, seen.state, partial(seen.news, store, entry.id))
+                    if driver is None and seen.state.open:
+                        leave(seen.state, entry, store.url)
+                        seen.left = True
                 except StoreCorrupt:
                     continue  # "penstock report" says what is wrong; what precedes it still counts
-            return [(entry, self._seen[entry.id].state) for entry in entries]
+            jobs = jobs_of(store, self._chunks) if self._name is None else {}
+            return [(entry, self._seen[entry.id].state) for entry in entries], jobs
         finally:
             store.close()
 
@@ -90,8 +115,11 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
     )
     best = GaugeMetricFamily("penstock_best", "Metrics of the best trial.", labels=["study", "metric"])
     number = GaugeMetricFamily("penstock_best_trial", "Number of the best trial.", labels=["study"])
-    opened = GaugeMetricFamily(
-        "penstock_session_open", "1 if the last session has not been closed.", labels=["study"]
+    opened = GaugeMetricFamily("penstock_session_open", "1 while a driver runs the study.", labels=["study"])
+    ended = GaugeMetricFamily(
+        "penstock_session_ended",
+        "1 for why the last session ended: interrupted, too, if its driver died.",
+        labels=["study", "reason"],
     )
     latest = GaugeMetricFamily(
         "penstock_last_event_timestamp_seconds", "Time of the latest event.", labels=["study"]
@@ -106,8 +134,7 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
         if state.energy is not None:  # what was not metered is missing, never 0
             joules.add_metric(name, state.energy.joules)
             source.add_metric([entry.name, str(state.energy.source)], 1)
-            intensity = grid(entry.spec.get("region"), g_per_kwh=entry.spec.get("g_per_kwh"))
-            grams.add_metric(name, co2(state.energy, intensity).value)
+            grams.add_metric(name, co2(state.energy, grid_of(entry.spec)).value)
         drawn = _watts(state)
         if drawn is not None:
             watts.add_metric(name, drawn)
@@ -116,7 +143,9 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
             number.add_metric(name, found.id)
             for metric, value in metrics_of(found).items():
                 best.add_metric([entry.name, metric], value)
-        opened.add_metric(name, int(bool(state.sessions) and state.closed is None))
+        opened.add_metric(name, int(state.open))
+        if state.closed is not None:
+            ended.add_metric([entry.name, state.closed.reason], 1)
         latest.add_metric(name, state.last_s)
     return [
         trials,
@@ -130,6 +159,7 @@ def _families(studies: list[tuple[StudyEntry, StudyState]]) -> list[Any]:
         best,
         number,
         opened,
+        ended,
         latest,
     ]
 
@@ -154,7 +184,7 @@ def _registry(store: str | Path, name: str | None) -> CollectorRegistry:
 
 
 def metrics_text(store: str | Path, name: str | None = None) -> str:
-    """The studies of a store in Prometheus's text format, for a file of the node exporter or a page of your own."""
+    """The studies and recurring jobs of a store in Prometheus's text format, for a file or a page of your own."""
     text: bytes = generate_latest(_registry(store, name))
     return text.decode()
 

@@ -269,7 +269,8 @@ class RecurringJob:
             records = [*data["records"], {"d": decision_to_json(decision)}]
             if spec.limits_w or self._max_power_w is not None:  # else the first result tells it
                 data["max_power_w"] = spec.max_power_w
-            return {**data, "eta": spec.eta, "policy": self._policy.name, "records": records}
+            about = {"eta": spec.eta, "policy": self._policy.name, "default": spec.default}
+            return {**data, **about, "records": records}
 
         # Archiving waits for a result, where nobody waits for the answer, unless none come.
         self._tidy(self._update(change), above=4)

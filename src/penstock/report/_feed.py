@@ -173,6 +173,7 @@ class Feed:
                 self._list(store)
                 for study, watched in list(self._watched.items()):
                     self._read(store, study, watched)
+                    self._look(store, study, watched)
                 self._say("")
             except StoreCorrupt as error:
                 self._say(str(error))
@@ -212,6 +213,10 @@ class Feed:
         folded = watched.folded
         if watched.damaged or folded.events >= watched.known:
             return
+        if folded.left:  # resumed, or the driver had only lost its database for a while
+            folded = Folded(folded.name, folded.goal, folded.spec, folded.created_s)
+            with watched.lock:
+                watched.folded = folded
         chunk: list[Any] = []
         try:
             for _, event in store.read(study, after=folded.events):
@@ -229,6 +234,18 @@ class Feed:
             with self._wake:
                 self._changed()
         self._apply(watched, chunk)
+
+    def _look(self, store: Store, study: int, watched: _Watched) -> None:
+        """See whether a study that seems to run has a driver."""
+        folded = watched.folded
+        if watched.damaged or not folded.running or folded.events < watched.known:
+            return
+        if store.writer(study) is None and next(store.read(study, after=folded.events), None) is None:
+            # No news came between our reading and our question; with some, it is asked again once they are read.
+            with watched.lock:
+                folded.leave(self._studies[study], store.url)
+            with self._wake:
+                self._changed()
 
     def _apply(self, watched: _Watched, events: list[Any]) -> None:
         if not events:

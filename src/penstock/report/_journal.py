@@ -47,8 +47,7 @@ def fold_store(
         entry = opened.find(name)
         folded = Folded(entry.name, Goal.from_json(entry.spec.get("goal", ())), entry.spec, entry.created_s)
         try:
-            for _, event in opened.read(entry.id):
-                folded.apply(event)
+            folded.read(opened, entry)
         except StoreCorrupt as error:
             folded.problem = str(error)
         return folded, jobs

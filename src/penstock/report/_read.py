@@ -1,17 +1,19 @@
-"""Reading a study from its journal, without unpickling anything."""
+"""Reading a study from its journal, without unpickling anything; one whose driver died is told from one that runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.core import StudyState, TrialRecord, summary
+from penstock.core import Noted, StudyState, TrialRecord, TrialStatus, summary
 from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.core.state import VIOLATED
 from penstock.energy import Grid, co2, grid, money
-from penstock.goal import Goal, Limit, metrics_of, ranked
-from penstock.store import StudyEntry, open_store
+from penstock.goal import Goal, Limit, measured, metrics_of, ranked
+from penstock.store import Store, StudyEntry, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,14 @@ class Journal:
         goal: What it is after.
         state: The fold over its events.
         problem: Why the journal's tail could not be read, or empty.
+        driver: Who runs it now, in words; empty: nobody. If its driver died, its session is closed as interrupted.
     """
 
     entry: StudyEntry
     goal: Goal
     state: StudyState
     problem: str = ""
+    driver: str = ""
 
 
 def read_journal(store: str | Path, name: str | None = None) -> Journal:
@@ -37,15 +41,87 @@ def read_journal(store: str | Path, name: str | None = None) -> Journal:
     try:
         entry = opened.find(name)
         state = StudyState()
-        problem = ""
+        problem, driver = "", None
         try:
-            for _, event in opened.read(entry.id):
-                state.apply(event)
+            driver = read_state(opened, entry, state)
         except StoreCorrupt as error:
             problem = str(error)
-        return Journal(entry, Goal.from_json(entry.spec.get("goal", ())), state, problem)
+        return Journal(entry, Goal.from_json(entry.spec.get("goal", ())), state, problem, driver or "")
     finally:
         opened.close()
+
+
+def read_state(store: Store, entry: StudyEntry, state: StudyState) -> str | None:
+    """Fold a study's journal into an empty ``state``; one whose driver died is left as interrupted.
+
+    Returns:
+        Who runs it now, in words; None: nobody.
+    """
+    at = 0
+
+    def news() -> bool:
+        nonlocal at
+        before = at
+        for number, event in store.read(entry.id, after=before):
+            state.apply(event)
+            at = number
+        return at > before
+
+    news()
+    driver = driver_of(store, entry.id, state, news)
+    if driver is None:
+        leave(state, entry, store.url)
+    return driver
+
+
+def driver_of(store: Store, study: int, state: StudyState, news: Callable[[], bool]) -> str | None:
+    """Who runs a study whose session is open, in words; None: nobody, or its session is closed.
+
+    Args:
+        store: Where it is.
+        study: Its number there.
+        state: All that was read of it.
+        news: Reads on into ``state``; returns whether there was anything.
+    """
+    while state.open:
+        writer = store.writer(study)
+        # A driver that was there when we had read may have closed the session and gone before we asked.
+        if writer is not None or not news():
+            return writer
+    return None
+
+
+def leave(state: StudyState, entry: StudyEntry, url: str) -> None:
+    """Fold the death of the driver into what its journal says, if its session is open; judge what ran by the limits.
+
+    What was measured of a trial that ran counts up to here, as of one that was interrupted in good order.
+
+    Args:
+        state: All that the journal says. If the journal goes on after all, fold it anew.
+        entry: The study.
+        url: Its store's.
+    """
+    if not state.open:
+        return
+    notes = [note for record in state.trials.values() for note in _violations(record, entry.spec, state)]
+    again = shlex.join(["penstock", "resume", url, "--study", entry.name])
+    state.abandon(f"its driver died; go on with: {again}")
+    for note in notes:
+        state.apply(note)
+
+
+def _violations(record: TrialRecord, spec: Mapping[str, Any], state: StudyState) -> list[Noted]:
+    twin = bool(spec.get("surrogate")) and not record.is_target
+    if record.status is not TrialStatus.RUNNING or twin:  # limits are about the model itself
+        return []
+    values = measured(record)
+    notes = []
+    for limit in limits_of(spec):
+        value = values.get(limit.name)
+        if value is not None and not limit.holds(value):
+            data = {"limit": str(limit), "quantity": limit.name, "value": value, "bound": limit.bound}
+            notes.append(Noted(state.last_s, VIOLATED, data | {"predicted": None, "so_far": True}, record.id))
+    return notes
 
 
 def row(record: TrialRecord, spec: Mapping[str, Any] | None = None, *, error: bool = False) -> dict[str, Any]:
@@ -110,7 +186,15 @@ def summarize(
             "config": dict(best.config),
             "metrics": metrics_of(best),
         }
-    return {"name": name, "goal": str(goal), **summary(state), **_footprint(state, spec or {}), "best": found}
+    closed = state.closed
+    return {
+        "name": name,
+        "goal": str(goal),
+        **summary(state),
+        **_footprint(state, spec or {}),
+        "best": found,
+        "ended": None if closed is None else {"reason": closed.reason, "detail": closed.detail},
+    }
 
 
 def limits_of(spec: Mapping[str, Any]) -> list[Limit]:

@@ -23,6 +23,7 @@ def summary_text(
     top: int = 1,
     spec: Mapping[str, Any] | None = None,
     kept: bool = True,
+    driver: str = "",
 ) -> str:
     """What was found and what it cost, in a few lines.
 
@@ -33,6 +34,7 @@ def summary_text(
         top: How many of the best trials to show.
         spec: Has the region and the price of the electricity.
         kept: Whether it is in a store, so that it can be resumed.
+        driver: Who runs it now, as its store says; empty: nobody has asked.
     """
     best_first = ranked(goal, state.trials.values())
     lines = [f"study {name or ''}: {goal}", f"  trials  {counts_text(state.counts)}"]
@@ -67,8 +69,9 @@ def summary_text(
         detail = f" ({state.closed.detail})" if state.closed.detail else ""
         later = "; it can be resumed" if kept else ""
         lines.append(f"  left    {state.closed.reason}{detail}{later}")
-    if state.closed is None and state.sessions and kept:
-        lines.append(f"  open    {_news_text(state.last_s)}it runs, or its driver died and it can be resumed")
+    if state.open and kept:
+        who = f"{driver} runs it" if driver else "it runs, or its driver died and it can be resumed"
+        lines.append(f"  open    {_news_text(state.last_s)}{who}")
     return plain("\n".join(lines))
 
 

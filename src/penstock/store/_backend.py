@@ -41,6 +41,10 @@ class Backend(ABC):
         """Become the writer of a study, or raise StoreLocked."""
 
     @abstractmethod
+    def writer(self, study: int) -> str | None:
+        """Who has a study's lock, in words; None: nobody. Nobody who wants it is hindered by the question."""
+
+    @abstractmethod
     def append(self, study: int, before: tuple[int, int], rows: Sequence[Row]) -> bool:
         """Write rows and the new head durably if the head is still ``before`` (number, checksum).
 

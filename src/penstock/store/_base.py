@@ -91,6 +91,13 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def writer(self, study: int) -> str | None:
+        """Who has the study locked now, in words such as ``process 12 on host``; None: nobody.
+
+        Tells a study that runs from one whose driver was killed. Hinders neither a writer nor who wants to be one.
+        """
+
+    @abstractmethod
     def append(self, study: int, events: Sequence[Event]) -> None:
         """Write events durably, in one transaction.
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import StoreLocked, StoreUnwritable, Unsupported
+
+_LOOK_S = 5.0  # a look at a lock takes no time: one that seems to last is something else
 
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
@@ -34,6 +37,7 @@ class FileLock:
             ) from None
         self._path = path
         self._fd: int | None = None
+        until_s = time.monotonic() + _LOOK_S
         while True:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -44,6 +48,10 @@ class FileLock:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if time.monotonic() < until_s and _only_looked_at(fd):
+                    os.close(fd)
+                    time.sleep(0.001)
+                    continue
                 holder = _holder(fd)
                 os.close(fd)
                 raise StoreLocked(
@@ -77,6 +85,46 @@ class FileLock:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+def holder_of(path: Path) -> str | None:
+    """Who holds the lock of a file, in words; None: nobody.
+
+    Takes it shared and gives it back at once: whoever wants it meanwhile sees that it is only looked at, and waits.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None  # nobody can have locked it
+    while True:
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return "another process"  # not to be known: better than to say that there is none
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            same = _same(fd, path)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # by word, for a child forked meanwhile has the descriptor, too
+        except OSError:
+            return _holder(fd)
+        finally:
+            os.close(fd)
+        if same or not path.exists():  # else its holder removed it, and another one has made it anew
+            return None
+
+
+def _only_looked_at(fd: int) -> bool:
+    """Whether a file that can't be locked is held shared alone, by who looks at it."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError:
+        return False
+    return True
 
 
 def _same(fd: int, path: Path) -> bool:

@@ -108,6 +108,15 @@ class PostgresBackend(Backend):
         self._session_call(lambda connection: self._take(connection, study, lost=set()))
         self._locks[study] = None
 
+    def writer(self, study: int) -> str | None:
+        """Whose session has the study's advisory lock."""
+
+        def query(connection: sa.Connection) -> str | None:
+            row = connection.exec_driver_sql(_HOLDER, (self._lock_class(connection), study)).first()
+            return None if row is None else _holder(tuple(row))
+
+        return self.read(query)
+
     def append(self, study: int, before: tuple[int, int], rows: Sequence[Row]) -> bool:
         """Write rows and the new head in one statement, unless the head is another one."""
         after = (rows[-1][0], rows[-1][5])

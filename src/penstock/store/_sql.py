@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -132,6 +134,13 @@ class SqlStore(Store):
             raise self._unknown(study)
         self._backend.lock(study)
         self._locked[study] = None
+
+    def writer(self, study: int) -> str | None:
+        """Who has the study locked now, or None."""
+        self._check_open()
+        if study in self._locked:
+            return f"process {os.getpid()} on {socket.gethostname()}"
+        return self._backend.writer(study)
 
     def append(self, study: int, events: Sequence[Event]) -> None:
         """Write events durably, in one transaction."""

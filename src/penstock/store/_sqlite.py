@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from penstock.core.errors import PenstockError, StoreError, StoreUnwritable
 from penstock.store import _schema
 from penstock.store._backend import Backend, Damaged, damaged
-from penstock.store._filelock import FileLock
+from penstock.store._filelock import FileLock, holder_of
 from penstock.store._record import Row
 
 T = TypeVar("T")
@@ -108,8 +108,12 @@ class SqliteBackend(Backend):
     def lock(self, study: int) -> None:
         """Lock ``<file>.<study>.lock``; a database in memory has nobody to keep out."""
         if self._path is not None:
-            path = self._path.with_name(f"{self._path.name}.{study}.lock")
+            path = _lock_path(self._path, study)
             self._locks[study] = FileLock(path, f"Study {study} in {self.url}")
+
+    def writer(self, study: int) -> str | None:
+        """Who has locked ``<file>.<study>.lock``."""
+        return None if self._path is None else holder_of(_lock_path(self._path, study))
 
     def append(self, study: int, before: tuple[int, int], rows: Sequence[Row]) -> bool:
         """Write rows and the new head, unless the head is another one."""
@@ -225,6 +229,10 @@ class _Reader:
         # Nothing is written here, but only so does SQLite read what is left of a file that was cut off.
         connection.execute("PRAGMA writable_schema = ON")
         return connection
+
+
+def _lock_path(path: Path, study: int) -> Path:
+    return path.with_name(f"{path.name}.{study}.lock")
 
 
 def _size(path: Path) -> int:

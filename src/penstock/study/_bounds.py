@@ -8,7 +8,7 @@ from typing import Any
 from penstock.core import Config, Noted, TrialRecord
 from penstock.core.errors import InvalidInput
 from penstock.core.state import VIOLATED
-from penstock.goal import Limit, check_limits
+from penstock.goal import Limit, check_limits, measured
 from penstock.predict import PREFIX, Features, Predictors
 from penstock.sample import Bayes, Gate, Limited, Sampler, WarmStart
 from penstock.space import Space
@@ -114,18 +114,6 @@ def find_predictors(store: Store, work: Any, space: Space, device: str | None) -
             f"{', '.join(features.names)}. Profile again, or give predictors=."
         )
     return chosen
-
-
-def measured(record: TrialRecord) -> dict[str, float]:
-    """What is known of a trial's configuration: its latest metrics, and seconds and joules of its epochs."""
-    values = dict(record.metrics) if record.known else {}
-    seconds = record.per_epoch(lambda report: report.train_s)
-    joules = record.per_epoch(lambda report: None if report.energy is None else report.energy.value)
-    if seconds is not None:
-        values.setdefault("epoch_s", seconds)
-    if joules is not None:
-        values.setdefault("epoch_j", joules)
-    return values
 
 
 def violation_notes(gate: Gate, record: TrialRecord, time_s: float, *, so_far: bool = False) -> list[Noted]:

@@ -45,12 +45,11 @@ from penstock.core import (
 )
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.state import CHOSEN, PROBED
-from penstock.goal import Budget, Goal
+from penstock.goal import Budget, Goal, measured
 from penstock.plan import Regroup
 from penstock.sample import Observation, Sampler
 from penstock.schedule import Outcome, Rules, Scheduler, StopRule
 from penstock.space import Space
-from penstock.study._bounds import measured
 from penstock.study._ledger import Foresight, Ledger
 
 _AHEAD = 16  # a planner sees so many trials ahead for each one that fits; the rest only queues

@@ -340,7 +340,10 @@ class Session:
         wanted: list[tuple[Segment, int]] = []
         for launch in launches:
             for segment, path in zip(launch.placement.segments, launch.checkpoints, strict=True):
-                copied = 0 if segment.copy_from is None or path is None else segment.start
+                there = path is not None and (self._virtual or (self._files / path).exists())
+                copied = (
+                    segment.start if segment.copy_from is not None and there else 0
+                )  # else it begins anew
                 wanted.append((segment, max(trials[segment.trial.id].trained, copied)))
         abreast = len(wanted)
         if engine.queue or not engine.setup.scheduler.done:  # others will want some, too

@@ -41,6 +41,7 @@ from penstock.model import Shrink
 from penstock.plan import Fluid, choose_count
 from penstock.predict import Overhead, Predictors
 from penstock.report import View, open_view, row, summarize, summary_text
+from penstock.report._read import read_state
 from penstock.sample import Gate, Sampler, WarmStart
 from penstock.schedule import Scheduler, StopRule
 from penstock.space import Domain, Space
@@ -858,7 +859,9 @@ class Study:
                 return StudyState()
             store = open_store(self._target, write=False)
             try:
-                self._state = StudyState.of(event for _, event in store.read(self._entry.id))
+                state = StudyState()
+                read_state(store, self._entry, state)
+                self._state = state
             finally:
                 store.close()
         return self._state
@@ -923,8 +926,7 @@ class Study:
             kept = self._target is not None
             store = open_store(self._target, write=False) if kept or self._store is None else self._store
             try:
-                for _, event in store.read(self._entry.id):
-                    folded.apply(event)
+                folded.read(store, self._entry)
             finally:
                 if kept:
                     store.close()

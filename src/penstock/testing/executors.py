@@ -6,6 +6,7 @@ A test file subclasses ``ExecutorSuite`` and says how to make the executor; pyte
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -274,6 +275,24 @@ def stamps(run: Run) -> None:
         begin_s = time.monotonic()
         time.sleep(0.02)
         run.report(loss=0.0, begin_s=begin_s, end_s=time.monotonic())
+
+
+def runs(pid: int) -> bool:
+    """Whether a process of this machine runs; one that is over and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@elastic(max_devices=2)
+def one_hangs(run: Run) -> None:
+    """Once it has trained, the worker of rank 1 does not end, unless the trial is another one than 0."""
+    for epoch in run.epochs():
+        run.report(loss=float(epoch))
+    if run.world.rank == 1 and run.trial == 0:
+        Path(run.config["pid"]).write_text(str(os.getpid()))
+        time.sleep(3600)
 
 
 @elastic(max_devices=2)
@@ -569,6 +588,24 @@ class ExecutorSuite(ABC):
             assert "raise ValueError" in failed.error
             assert ("On the worker of rank 1" in failed.error) == (rank == 1)
             assert (completed.status, completed.epoch) == (TrialStatus.COMPLETED, 4)
+
+    def test_who_hangs_after_its_lead_has_ended_is_ended(
+        self, make: Callable[..., Drive], tmp_path: Path
+    ) -> None:
+        """Its trial is over, and well; the devices are for the next one. Here no training has a timeout."""
+        drive = make(one_hangs, meter=False)
+        if not (self.ships_work and drive.executor.spreads):
+            pytest.skip("trials do not spread over workers")
+        shares = [Share(free.device.id) for free in drive.executor.free()]
+        pid = tmp_path / "pid"
+        for number in range(2):
+            work = segment(number, until=2, config={"pid": str(pid)})
+            drive.submit([work])
+            drive.start([work], shares, max_devices=2)
+            drive.finish(number + 1)
+            assert drive.ended(number).status is TrialStatus.COMPLETED
+            drive.until(lambda: pid.exists() and bool(pid.read_text()) and not runs(int(pid.read_text())))
+            drive.until(lambda: sum(free.fraction for free in drive.executor.free()) == 2)
 
     # -- stopping ---------------------------------------------------------------------------------------
 

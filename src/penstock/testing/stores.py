@@ -260,6 +260,47 @@ class StoreSuite:
             _lock_soon(store, study)
             store.append(study, numbered(0, 1))
 
+    def test_who_writes(self, url: str) -> None:
+        """Whoever asks is told who writes, from any store, and that nobody does once that one is closed or killed."""
+        with open_store(url, write=True) as store, open_store(url, write=False) as reader:
+            study = store.create("first", {}, None).id
+            other = store.create("other", {}, None).id
+            assert store.writer(study) is None
+            assert reader.writer(study) is None
+            store.lock(study)
+            for each in (store, reader):
+                assert str(os.getpid()) in (each.writer(study) or "")
+                assert each.writer(other) is None
+            command = [sys.executable, "-c", _HOLD, url, str(other)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+                try:
+                    assert holder.stdout is not None
+                    assert holder.stdout.readline() == b"held\n"
+                    for each in (store, reader):
+                        assert f"process {holder.pid} on {socket.gethostname()}" in (each.writer(other) or "")
+                finally:
+                    holder.kill()
+            _lock_soon(store, other)
+            store.close()
+            assert reader.writer(study) is None
+            assert reader.writer(other) is None
+
+    def test_asking_who_writes_hinders_nobody(self, url: str) -> None:
+        """A writer gets its lock however often others look at it."""
+        with open_store(url, write=True) as store:
+            study = store.create("first", {}, None).id
+
+        def body() -> None:
+            with open_store(url, write=False) as reader:
+                while True:
+                    reader.writer(study)
+
+        with forked(body), forked(body), open_store(url, write=False) as reader:
+            for _ in range(100):
+                with open_store(url, write=True) as store:
+                    store.lock(study)
+                    assert str(os.getpid()) in (reader.writer(study) or "")
+
     def test_children_do_not_inherit_the_lock(self, url: str) -> None:
         """Children that outlive a killed writer, spawned or forked, don't keep the study locked."""
         with open_store(url, write=True) as store:

@@ -11,7 +11,8 @@ from typing import Any, final
 from penstock.core import Ended, Event, Reported, Resized, SessionOpened, Started, StudyState
 from penstock.core.device import Share
 from penstock.goal import Goal, metrics_of
-from penstock.report._read import limits_of
+from penstock.report._read import driver_of, leave, limits_of
+from penstock.store import Store, StudyEntry
 
 LOG = 20_000
 """So many events are kept for the log; older ones are in the store."""
@@ -81,6 +82,7 @@ class Folded:
         self.state = StudyState()
         self.events = 0
         self.problem = ""
+        self.left = False  # its driver died: if its journal goes on, it is folded anew
         self.spans: list[Span] = []
         self.sessions: list[list[float]] = []  # begin and latest event of each
         self.improvements: list[list[Improvement]] = [[] for _ in goal.objectives]
@@ -102,6 +104,20 @@ class Folded:
         for event in events:
             folded.apply(event)
         return folded
+
+    def read(self, store: Store, entry: StudyEntry) -> None:
+        """Fold in what the journal says, from its begin; if the driver has died, that, too."""
+        study = entry.id
+
+        def news() -> bool:
+            before = self.events
+            for _, event in store.read(study, after=before):
+                self.apply(event)
+            return self.events > before
+
+        news()
+        if driver_of(store, study, self.state, news) is None:
+            self.leave(entry, store.url)
 
     def apply(self, event: Event) -> None:
         """Fold one event in."""
@@ -139,19 +155,29 @@ class Folded:
                 self.spans.append(span)
                 self._open[event.trial] = span
         elif isinstance(event, SessionOpened):
-            # Whatever ran when the driver before was lost ran until its last word, as far as one can tell.
-            for left in self._open.values():
-                left.end_s = max(left.start_s, self.sessions[-1][1] if self.sessions else left.start_s)
-                left.status = "lost"
-            self._open.clear()
+            self._lose()
             self.sessions.append([event.time_s, event.time_s])
         if self.sessions:
             self.sessions[-1][1] = max(self.sessions[-1][1], event.time_s)
 
+    def leave(self, entry: StudyEntry, url: str) -> None:
+        """The driver died, as the store at ``url`` shows: see ``penstock.report._read.leave``."""
+        if self.state.open:
+            leave(self.state, entry, url)
+            self._lose()
+            self.left = True
+
+    def _lose(self) -> None:
+        """Whatever ran when the driver was lost ran until its last word, as far as one can tell."""
+        for left in self._open.values():
+            left.end_s = max(left.start_s, self.sessions[-1][1] if self.sessions else left.start_s)
+            left.status = "lost"
+        self._open.clear()
+
     @property
     def running(self) -> bool:
-        """Whether a session is open (its driver may have died without a word)."""
-        return bool(self.state.sessions) and self.state.closed is None
+        """Whether a session is open; one whose driver is known to have died is not."""
+        return self.state.open
 
     def _reported(self, event: Reported) -> None:
         state = self.state
