@@ -7,6 +7,9 @@ Run with: python -m benchmarks.report [--check]
 Every file of results has an extractor below, which turns its figures into rows; ``head`` marks the README's. A file
 without one is listed with its medians. ``--check`` writes nothing and fails where the pages are not what the files say.
 Where PENSTOCK_RESULTS names another folder of results, as a rehearsal does, the pages are made of it and not written.
+
+docs/results.md says which source of Penstock it was made at, and compares with that one: so it stays true, and the same,
+when the source goes on. ``--check`` takes it from the page; making the page anew takes the one that git knows.
 """
 
 from __future__ import annotations
@@ -15,14 +18,18 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks._bench import RESULTS
+from benchmarks import _bench
+from benchmarks._bench import NOT_RECORDED, RESULTS
+from benchmarks.all import BENCHMARKS
 from benchmarks.hardening.soak import KB_PER_TRIAL
 
 ROOT = Path(__file__).parents[1]
@@ -820,14 +827,102 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def page(results: Mapping[str, Data]) -> str:
+# --- what made them ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A state of src/penstock: git's hash of it, short, and when it was committed."""
+
+    tree: str
+    committed: str
+
+    def __str__(self) -> str:
+        return f"`{self.tree}` (committed {self.committed})"
+
+
+STATED = re.compile(r"`src/penstock` was `([0-9a-f]{10})` \(committed (\S+)\)")
+
+
+def present() -> Source | None:
+    """The source that git knows."""
+    found = _bench.penstock()
+    return None if found["penstock"] == "unknown" else Source(found["penstock"][:10], found["committed"])
+
+
+def stated() -> Source | None:
+    """The one that docs/results.md says it was made at."""
+    found = STATED.search(PAGE.read_text()) if PAGE.exists() else None
+    return found and Source(found[1], found[2])
+
+
+def age(source: Source, now: Source) -> str:
+    hours = (
+        datetime.fromisoformat(now.committed) - datetime.fromisoformat(source.committed)
+    ).total_seconds() / 3600
+    count, unit = (abs(hours) / 24, "day") if abs(hours) >= 24 else (abs(hours), "hour")
+    return f"{count:.0f} {unit}{'' if round(count) == 1 else 's'} {'before' if hours >= 0 else 'after'} it"
+
+
+def source_of(document: Data, now: Source | None) -> tuple[str, str]:
+    """What made a result, and how old that is: ``of it`` if it is the source of now, as committed."""
+    names, ages = [], []
+    for each in document.get("sources", [NOT_RECORDED]):
+        if each["dirty"] not in (True, False):
+            return each["penstock"], ""
+        source = Source(each["penstock"][:10], each["committed"])
+        same = now is not None and source.tree == now.tree
+        names.append(f"`{source.tree}`{' with uncommitted changes' if each['dirty'] else ''}")
+        ages.append("it" if same and not each["dirty"] else age(source, now) if now and not same else "")
+    return " and ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(filter(None, ages)))
+
+
+def made_by(results: Mapping[str, Data], now: Source | None) -> list[str]:
+    """How many results are of the source of now, which are of others, and which do not tell."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, document in results.items():
+        groups.setdefault(source_of(document, now), []).append(name)
+    of_it = sum(len(names) for (_, old), names in groups.items() if old == "it")
+    changed = sum(len(names) for (tree, _), names in groups.items() if "uncommitted" in tree)
+    untold = [name for (tree, _), names in groups.items() if "`" not in tree for name in names]
+    told = (
+        f"Of {len(results)} results {of_it} {'was' if of_it == 1 else 'were'} made by it as it is committed, "
+        f"{len(results) - of_it - changed - len(untold)} by earlier sources or several, {changed} with uncommitted changes, and "
+        f"{len(untold)} do not record what made them."
+    )
+    if now is None:
+        return ["Which source of Penstock this page was made at is not known. " + told]
+    sure = sum(results[name]["date"] < now.committed[:10] for name in untold)
+    if sure:
+        told += f" {sure} of these have dates before that commit: an earlier source made them."
+    lines = [[tree, old, ", ".join(names)] for (tree, old), names in groups.items()]
+    return [
+        f"`src/penstock` was {now} when this page was made. {told} "
+        "`git rev-parse --short=10 HEAD:src/penstock` tells what it is now: if that is another, all of this is of earlier sources.",
+        table(
+            ["source", "age", "results"],
+            sorted(lines, key=lambda line: (line[1] != "it", "`" not in line[0])),
+        ),
+    ]
+
+
+def took(seconds: float | None) -> str:
+    if seconds is None:
+        return "duration not recorded"
+    return f"took {number(seconds)} s" if seconds < 120 else f"took {number(seconds / 60)} min"
+
+
+def page(results: Mapping[str, Data], now: Source | None) -> str:
     """docs/results.md."""
+    entries = {name: each.name for each in BENCHMARKS for name in each.writes}
     parts = [
         "# Results",
         "Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; a test fails if it is not. Each figure is a median, in "
-        "brackets the least and the greatest of its repeats. `make bench LONG=1` runs every benchmark anew, those on public data where "
-        "`PENSTOCK_DATA` names its folder. CPU alone: no GPU was at hand, "
+        "brackets the least and the greatest of its repeats. `make bench` runs every benchmark that the present source has not run yet, "
+        "those on public data where `PENSTOCK_DATA` names its folder. CPU alone: no GPU was at hand, "
         "and what is said of GPUs is simulated or replayed from published measurements, as each row says.",
+        "## What made them",
+        *made_by(results, now),
         "## Beside the papers",
         table(
             ["paper", "its figure", "ours", "what differs"],
@@ -840,13 +935,18 @@ def page(results: Mapping[str, Data]) -> str:
     ]
     for name, document in results.items():
         machine, versions = document["machine"], document["versions"]
+        command = f"`{document['command']}`"
+        if name in entries and f"bench-{entries[name]}" not in command:
+            command += f" (`make bench-{entries[name]}`)"
+        tree, old = source_of(document, now)
+        made = f"source {tree}" + (f" ({'the above' if old == 'it' else old})" if old else "")
         parts += [
             f"### {name}",
             table(
                 ["what", "measured", "beside it"],
                 [[r.what, r.ours, r.beside] for r in rows_of(name, document)],
             ),
-            f"`{document['command']}` on {document['date']}, {machine['cores']} cores of {machine['processor']}, Python "
+            f"{command} on {document['date']}, {made}, {took(document.get('seconds'))}, {machine['cores']} cores of {machine['processor']}, Python "
             f"{machine['python']}, {machine['system']}; {', '.join(f'{k} {v}' for k, v in versions.items())}.",
         ]
     return "\n\n".join(parts) + "\n"
@@ -903,7 +1003,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(argv)
     results = load()
-    wanted = {PAGE: page(results), README: filled(README, readme_table(results))}
+    now = stated() if given.check else present() or stated()
+    wanted = {PAGE: page(results, now), README: filled(README, readme_table(results))}
     if "flagship_ablation" in results:
         wanted[FLAGSHIP] = filled(FLAGSHIP, ablation_table(results["flagship_ablation"]["results"]))
     if os.environ.get("PENSTOCK_RESULTS"):
