@@ -108,7 +108,7 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
     peers = {"process pool": "bare process pool", "optuna journal": "Optuna with its journal file",
              "optuna sqlite": "Optuna with SQLite", "ray tune": "Ray Tune's function API"}  # fmt: skip
     beside = [
-        f"{label} {number(middle(r[name]['per_s']))}/s ({number(middle(r[name]['penstock_ratio']))}x)"
+        f"{label} {ranged(r[name]['per_s'], '/s')}: {number(middle(r[name]['penstock_ratio']))}x"
         for name, label in peers.items()
         if name in r
     ]
@@ -116,8 +116,8 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
     if "ray tune" not in r and "ray tune" in earlier:
         ray, ours = earlier["ray tune"], earlier["penstock"]
         beside.append(
-            f"in another run Ray Tune's function API {number(middle(ray['per_s']))}/s beside "
-            f"{number(middle(ours['per_s']))}/s ({number(middle(ray['penstock_ratio']))}x)"
+            f"in another run Ray Tune's function API {ranged(ray['per_s'], '/s')} beside "
+            f"{ranged(ours['per_s'], '/s')}: {number(middle(ray['penstock_ratio']))}x"
         )
     yield Row(
         "trivial trials per second, durable store, 2 workers",
@@ -129,14 +129,12 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
 
 def asha(r: Data, head: bool) -> Iterator[Row]:
     peers = {"optuna": "Optuna", "syne tune": "Syne Tune (its whole wall time)", "ray tune": "Ray Tune"}
-    beside = [f"{label} {number(middle(r[name]['ratio']))}x" for name, label in peers.items() if name in r]
+    beside = [f"{label} {ranged(r[name]['ratio'], 'x')}" for name, label in peers.items() if name in r]
     earlier = other("asha")
     if "ray tune" not in r and "ray tune" in earlier:
-        told = [
-            f"{peers[name]} {number(middle(earlier[name]['ratio']))}x" for name in ("syne tune", "ray tune")
-        ]
+        told = [f"{peers[name]} {ranged(earlier[name]['ratio'], 'x')}" for name in ("syne tune", "ray tune")]
         beside.append(
-            f"in another run, beside {number(middle(earlier['penstock']['ratio']))}x: {', '.join(told)}"
+            f"in another run, beside {ranged(earlier['penstock']['ratio'], 'x')}: {', '.join(told)}"
         )
     yield Row(
         "ASHA, 81 configurations, up to 27 epochs of 10 ms, 2 workers: makespan over the ideal",
@@ -149,16 +147,16 @@ def asha(r: Data, head: bool) -> Iterator[Row]:
 def scale(r: Data) -> Iterator[Row]:
     sizes = [name for name in r if name.isdigit()]
     big = "10000" if "10000" in r else sizes[-1]
-    events = ", ".join(number(middle(r[size]["us_per_event"])) for size in sizes)
+    events = ", ".join(ranged(r[size]["us_per_event"]) for size in sizes)
     yield Row(
         "Hyperband on 1,000 simulated devices, durable journal",
-        f"{int(big):,} trials in {number(middle(r[big]['seconds']))} s, {number(middle(r[big]['peak_mb']))} MB; "
-        f"{int(sizes[-1]):,} in {number(middle(r[sizes[-1]]['seconds']))} s",
+        f"{int(big):,} trials in {ranged(r[big]['seconds'], ' s')}, {number(middle(r[big]['peak_mb']))} MB; "
+        f"{int(sizes[-1]):,} in {ranged(r[sizes[-1]]['seconds'], ' s')}",
         f"per event at {', '.join(f'{int(size):,}' for size in sizes)} trials: {events} us",
         True,
     )
     if "import_cpu_s" in r:
-        yield Row("`import penstock`, CPU time", f"{number(1000 * middle(r['import_cpu_s']))} ms")
+        yield Row("`import penstock`, CPU time", ranged(r["import_cpu_s"], " s"))
 
 
 def zeus(r: Data) -> Iterator[Row]:
@@ -207,12 +205,12 @@ def energy(r: Data) -> Iterator[Row]:
 
 
 def loop(r: Data) -> Iterator[Row]:
-    ratios = {name: middle(each["ratio"]) for name, each in r["loop"].items()}
+    ratios = [f"{name} {ranged(each['ratio'], 'x')}" for name, each in r["loop"].items()]
     faster = [middle(v) for v in r["loader, times faster than DataLoader"].values()]
     yield Row(
         "training loop of a `pk.Task`, CPU time per step",
-        f"{', '.join(f'{v:.2f}' for v in ratios.values())} times a loop by hand ({', '.join(ratios)})",
-        f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader`",
+        ", ".join(ratios) + " that of a loop by hand",
+        f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader` (medians at {len(faster)} batch sizes)",
         True,
     )
 
@@ -239,6 +237,14 @@ def fusion(r: Data) -> Iterator[Row]:
     what = "fused training, member-steps per CPU second against one by one"
     yield Row(f"{what} (members, as the planner chooses)", ", ".join(chosen), "", True)
     yield Row(f"{what}, at all counts tried", "; ".join(every))
+    for model, each in r.items():
+        rates = each.get("member_steps_per_cpu_s", {})
+        alone = [f"{name} {ranged(rate)}" for name, rate in rates.items() if " x" not in name]
+        yield Row(
+            f"member-steps per CPU second, {names.get(model, model)}",
+            "; ".join(f"{name} {ranged(rate)}" for name, rate in rates.items() if " x" in name),
+            "; ".join(alone),
+        )
 
 
 def lanes(r: Data) -> Iterator[Row]:
@@ -322,6 +328,12 @@ def suggest(r: Data) -> Iterator[Row]:
     )
 
 
+def within(each: Data) -> str:
+    """The least and the greatest error of searches that kept the limits."""
+    found = [e for e in each["best_error"] if e is not None and math.isfinite(e)]
+    return f"; {number(min(found))}..{number(max(found))}" if len(found) > 1 else ""
+
+
 def search(r: Data) -> Iterator[Row]:
     for problem in ("mnist", "cifar"):
         for method, each in r.get(problem, {}).items():
@@ -331,7 +343,7 @@ def search(r: Data) -> Iterator[Row]:
                 told += f"; measuring before training takes {percent(each['measuring_share_of_time'])} of the time"
             yield Row(
                 f"{problem} under limits (simulated), {method}, {each['seeds']} seeds",
-                "none within the limits" if error is None else f"error {number(error)}%",
+                "none within the limits" if error is None else f"error {number(error)}% (mean{within(each)})",
                 told,
             )
 
@@ -434,7 +446,7 @@ def sm2(r: Data) -> Iterator[Row]:
 
 def decide(r: Data) -> Iterator[Row]:
     told = [
-        f"{name.partition(',')[0]} {number(middle(each['decide']))}"
+        f"{name.partition(',')[0]} {ranged(each['decide'])}"
         for name, each in r.items()
         if name.endswith(", ours")
     ]
@@ -569,7 +581,7 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
             error = each["loss"]["standard_error"]
             give = "" if error is None else f" +- {number(error)}"
             return (
-                f"{number(each['seconds']['median'])} s, test loss {number(each['loss']['mean'])}{give}, "
+                f"{ranged(each['seconds'], ' s')}, test loss {number(each['loss']['mean'])}{give}, "
                 f"accuracy {percent(each['accuracy']['mean'])}"
             )
 
@@ -610,8 +622,7 @@ def ablation(r: Data) -> Iterator[Row]:
     for name, each in r.items():
         yield Row(
             f"the flagship study, {'all capabilities' if name == 'all' else name}, simulated GPUs",
-            f"makespan {number(middle(each['makespan_h']))} h, {number(middle(each['energy_wh']))} Wh, accuracy "
-            f"{middle(each['accuracy']):.3f}",
+            f"makespan {ranged(each['makespan_h'], ' h')}, {ranged(each['energy_wh'], ' Wh')}, accuracy {ranged(each['accuracy'])}",
             f"violations {ranged(each['violations'])}",
         )
 
@@ -758,7 +769,7 @@ PAPERS: list[Paper] = [
     ),
     (
         "Fluid (MLSys'21)",
-        "100% faster synchronous BOHB, 30% to 100% faster synchronous stages, 10% to 70% over all, on real GPUs",
+        "100% faster synchronous BOHB, 30% faster BOHB and ASHA; 30% to 100% in synchronous stages, 10% to 70% over all, on real GPUs",
         "fluid_studies",
         lambda r: next(fluid(r)).ours,
         "simulated devices with Gavel's measured sharing overheads and recorded loss curves",
@@ -778,7 +789,7 @@ def papers(results: Mapping[str, Data]) -> list[Paper]:
         return [*PAPERS, (
             *HYDRO,
             "hydro_study_cnn",
-            lambda r: f"{number(r['summary']['times_shorter'])}x",
+            lambda r: ranged(r["summary"].get("times_shorter_by_seed", r["summary"]["times_shorter"]), "x"),
             "a CNN of width 256 on 8 x 8 images and two CPU cores, where fusion saves calls and no idle units of a GPU",
         )]  # fmt: skip
     return [*PAPERS, (
@@ -917,8 +928,8 @@ def page(results: Mapping[str, Data], now: Source | None) -> str:
     entries = {name: each.name for each in BENCHMARKS for name in each.writes}
     parts = [
         "# Results",
-        "Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; a test fails if it is not. Each figure is a median, in "
-        "brackets the least and the greatest of its repeats. `make bench` runs every benchmark that the present source has not run yet, "
+        "Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; a test fails if it is not. A figure with "
+        "brackets is a median, with the least and the greatest of its repeats; one without is of one run, a count, or what its row says. `make bench` runs every benchmark that the present source has not run yet, "
         "those on public data where `PENSTOCK_DATA` names its folder. CPU alone: no GPU was at hand, "
         "and what is said of GPUs is simulated or replayed from published measurements, as each row says.",
         "## What made them",

@@ -278,7 +278,8 @@ def main():
 
         here = os.path.dirname(os.path.abspath(__file__))
         environment = {"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}}
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+        quiet = {"include_dashboard": False, "log_to_driver": False}
+        ray.init("local", num_cpus=2, **quiet, runtime_env=environment)
     sides = {"Penstock": functools.partial(with_penstock, targets=given.targets), "Ray Tune": with_ray}
 
     def keep(whole):
