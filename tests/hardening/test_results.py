@@ -315,3 +315,12 @@ def test_one_benchmark_is_run_by_its_name_and_those_of_a_paper_by_what_their_nam
     assert not every.chosen(["hydr"])
     written = {name for each in every.chosen(["hydro"]) for name in each.writes}
     assert written == {path.stem for path in every.RESULTS.glob("hydro_*.json")}
+
+
+def test_what_trains_on_fashion_mnist_says_so(tools):
+    """So it is skipped where there is none."""
+    _, every = tools
+    for each in every.BENCHMARKS:
+        path = each.arguments[1].replace(".", "/") + ".py" if each.arguments[0] == "-m" else each.arguments[0]
+        if re.search(r"\bfashion\(", (ROOT / path).read_text()) and path != "benchmarks/defaults.py":
+            assert each.data == "fashion-mnist", each.name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import os
 import math
+import os
 from pathlib import Path
 
 import torch
