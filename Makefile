@@ -48,8 +48,8 @@ test-minimum: ## Run the core's tests with the oldest versions that pyproject.to
 	  -e '.[examples,postgres]' pytest hypothesis
 	.venv-minimum/bin/python -m pytest -q $(MINIMUM)
 
-bench: $(VENV)/.bench ## Run the benchmarks of benchmarks/all.py and make the pages of results; LONG=1: those of half an hour and more too
-	$(BIN)/python -m benchmarks.all $(if $(LONG),--long)
+bench: $(VENV)/.bench ## Run every benchmark of benchmarks/all.py, some ten hours, and make the pages of results; broken off, it goes on. QUICK=1: none of more than half an hour; AGAIN=1: also what this source has made
+	$(BIN)/python -m benchmarks.all $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
 bench-rehearsal: $(VENV)/.bench ## Every benchmark at a tiny size, in some twenty minutes; keeps no results (PENSTOCK_DATA names the data's folder)
 	$(BIN)/python -m benchmarks.all --rehearse

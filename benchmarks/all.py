@@ -1,12 +1,16 @@
 """Run every benchmark, one after another, and make the pages of results from what they write.
 
-Run with: python -m benchmarks.all [--list] [--only NAME ...] [--long] (make bench, make bench LONG=1, make bench-NAME)
+Run with: python -m benchmarks.all [--list] [--quick] [--again] (make bench, make bench QUICK=1, make bench AGAIN=1)
+          python -m benchmarks.all --only NAME ... (make bench-NAME)
           python -m benchmarks.all --rehearse [--only NAME ...] (make bench-rehearsal)
 
-This is the one list of benchmarks, and every file of benchmarks/results is one that an entry here writes. Those marked
-long take more than half an hour each and run with ``--long``; those that need public data run where the variable
-PENSTOCK_DATA names its folder. What is skipped is told at the beginning and at the end, what has failed at the end.
-A NAME that none has stands for all that begin with it: ``make bench-hydro`` runs all of Hydro's.
+This is the one list of benchmarks, and every file of benchmarks/results is one that an entry here writes. All of it
+takes some ten hours. It may be broken off (Ctrl-C) and run again: a benchmark whose results say that this very source
+made them (Penstock, the benchmark's own code and its arguments, all committed) is skipped, unless ``--again`` is given.
+``--quick`` leaves out those marked long, which take more than half an hour each. Those that need public data run where
+the variable PENSTOCK_DATA names its folder. What is skipped is told at the beginning; at the end there is a table of
+what ran, how it ended and what was skipped and why. What fails doesn't stop the others. ``--only`` always runs, and a
+NAME that none has stands for all that begin with it: ``make bench-hydro`` runs all of Hydro's.
 
 A rehearsal runs all of them, the long ones too, each by its own code at a tiny size and into a folder of its own, and
 sees that each writes what it says and that the pages can be made of it. Its figures mean nothing and are thrown away.
@@ -15,19 +19,24 @@ sees that each writes what it says and that the pages can be made of it. Its fig
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from benchmarks import _bench
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = _bench.RESULTS
 DATA = os.environ.get("PENSTOCK_DATA", "")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where dataset-fashion-mnist installs it
+GRACE_S = 30.0  # of a benchmark to end after Ctrl-C
 SCRATCH = "{scratch}"  # stands for the folder of a rehearsal
 FASHION = Path(DATA) / "fashion-mnist" if DATA and (Path(DATA) / "fashion-mnist").is_dir() else DEBIAN
 
@@ -46,16 +55,25 @@ class Benchmark:
     long: bool = False
     rehearsal: tuple[str, ...] = ()
 
-    def skipped(self, long: bool) -> str:
+    def skipped(self, quick: bool) -> str:
         """Why it does not run; empty: it does."""
-        if self.long and not long:
-            return "long"
+        if self.long and quick:
+            return "takes more than half an hour"
         if self.data == "fashion-mnist":
             found = FASHION.is_dir()
             return "" if found else f"needs PENSTOCK_DATA/fashion-mnist or {DEBIAN}"
         if self.data and not (DATA and (Path(DATA) / self.data).is_dir()):
             return f"needs PENSTOCK_DATA/{self.data}"
         return ""
+
+    def made_by(self, now: Mapping[str, Any]) -> bool:
+        """Whether the source of now has made all that this writes."""
+        given = self.arguments[2:] if self.arguments[0] == "-m" else self.arguments[1:]
+        found = [json.loads(path.read_text()) for path in self.results() if path.exists()]
+        return len(found) == len(self.writes) and all(_bench.made_by(now, each, given) for each in found)
+
+    def results(self) -> list[Path]:
+        return [RESULTS / f"{name}.json" for name in self.writes]
 
 
 def script(path: str, *arguments: str) -> tuple[str, ...]:
@@ -191,6 +209,7 @@ BENCHMARKS = (
         "hydro_transfer",
         script("papers/hydro/transfer", "--save"),
         ("hydro_transfer",),
+        data="fashion-mnist",
         long=True,
         rehearsal=tiny("--count 3 --seeds 1 --epochs 1 --optimizers SGD"),
     ),
@@ -266,6 +285,7 @@ BENCHMARKS = (
         "sm2",
         module("papers.sm2.scenarios", "--wide", "--exhaustive"),
         ("sm2_lstm", "sm2_transformer", "sm2_resnet"),
+        data="fashion-mnist",
         long=True,
         rehearsal=tiny("--samples 128 --epochs 16"),
     ),
@@ -273,6 +293,7 @@ BENCHMARKS = (
         "sm2_lr_standard",
         module("papers.sm2.lr_cases"),
         ("sm2_lr_standard",),
+        data="fashion-mnist",
         long=True,
         rehearsal=tiny("--cases 1 --scale 0.05"),
     ),
@@ -280,6 +301,7 @@ BENCHMARKS = (
         "sm2_lr_fresh",
         module("papers.sm2.lr_cases", "--fresh"),
         ("sm2_lr_fresh",),
+        data="fashion-mnist",
         long=True,
         rehearsal=tiny("--cases 1 --scale 0.05"),
     ),
@@ -306,12 +328,71 @@ def run(benchmark: Benchmark, more: Sequence[str] = (), **variables: str) -> int
     began_s = time.monotonic()
     path = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
-    done = subprocess.run([sys.executable, *benchmark.arguments, *more], cwd=ROOT, env=environment)
-    print(
-        f"== {benchmark.name}: exit code {done.returncode} after {time.monotonic() - began_s:.0f} s",
-        flush=True,
-    )
-    return done.returncode
+    with subprocess.Popen(
+        [sys.executable, *benchmark.arguments, *more], cwd=ROOT, env=environment
+    ) as started:
+        try:
+            code = started.wait()
+        except KeyboardInterrupt:  # which it has got, too: it may end its own processes
+            try:
+                started.wait(timeout=GRACE_S)
+            except (KeyboardInterrupt, subprocess.TimeoutExpired):
+                started.kill()
+            raise
+    print(f"== {benchmark.name}: exit code {code} after {time.monotonic() - began_s:.0f} s", flush=True)
+    return code
+
+
+def measure(wanted: Sequence[Benchmark], reasons: Mapping[str, str], again: bool) -> int:
+    """Run those that no reason speaks against, make the pages and tell how it went; the exit code.
+
+    Ctrl-C ends the one that runs and leaves out those to come; whatever was made is kept.
+    """
+    lines = {
+        each.name: [each.name, "", "", reasons[each.name] and f"skipped: {reasons[each.name]}"]
+        for each in wanted
+    }
+    broken_off, failed = False, []
+    for benchmark in (each for each in wanted if not reasons[each.name]):
+        line, began_s = lines[benchmark.name], time.monotonic()
+        if broken_off:
+            line[3] = "not run: broken off"
+            continue
+        if again:
+            for name in benchmark.writes:
+                (RESULTS / "unfinished" / f"{name}.json").unlink(missing_ok=True)
+        had = [path.exists() and path.stat().st_mtime_ns for path in benchmark.results()]
+        try:
+            code = run(benchmark)
+        except KeyboardInterrupt:
+            broken_off = True
+            line[3] = "broken off"
+        else:
+            line[1] = str(code)
+            now = [path.exists() and path.stat().st_mtime_ns for path in benchmark.results()]
+            old = [name for name, *two in zip(benchmark.writes, had, now, strict=True) if two[0] == two[1]]
+            if old:
+                line[3] = f"did not write {', '.join(old)}"
+            if code or old:
+                failed.append(benchmark.name)
+        line[2] = f"{time.monotonic() - began_s:.0f}"
+    from benchmarks.report import main as report
+
+    try:
+        report([])
+    except ValueError as error:
+        print(error)
+        failed.append("the pages of results")
+    rows = [["benchmark", "exit code", "seconds", ""], *lines.values()]
+    widths = [max(len(row[place]) for row in rows) + 2 for place in range(3)]
+    for row in rows:
+        print("".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip())
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    if broken_off:
+        print("broken off: run it again to go on")
+        return 130
+    return 1 if failed else 0
 
 
 def contents(*folders: Path) -> dict[Path, bytes]:
@@ -360,7 +441,8 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--long", action="store_true", help="also those of more than half an hour")
+    parser.add_argument("--quick", action="store_true", help="without those of more than half an hour")
+    parser.add_argument("--again", action="store_true", help="also what this source has already made")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", default=[], help="these alone; hydro: all of hydro_*"
     )
@@ -378,19 +460,20 @@ def main() -> int:
             arguments = (*each.arguments, *(each.rehearsal if given.rehearse else ()))
             print(f"{each.name:30}{'long' if each.long else '':6}{needs:30}{' '.join(arguments)}")
         return 0
-    long = given.long or given.rehearse or bool(given.only)
-    reasons = {each.name: each.skipped(long) for each in wanted}
+    now = _bench.penstock()
+    if now["dirty"] is not False and not given.rehearse:
+        known = "what is here isn't committed" if now["dirty"] is True else "git does not know what is here"
+        print(f"{known}: results will say so, and a run that is broken off begins anew", flush=True)
+    reasons = {each.name: each.skipped(given.quick) for each in wanted}
+    if not (given.again or given.only or given.rehearse):
+        made = {each.name: "already made by this source" for each in wanted if each.made_by(now)}
+        reasons |= {name: reasons[name] or reason for name, reason in made.items()}
     skipped = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
     if skipped:
         print(f"skipped: {skipped}", flush=True)
-    runs = [each for each in wanted if not reasons[each.name]]
-    if given.rehearse:
-        failed = rehearse(runs)
-    else:
-        failed = [benchmark.name for benchmark in runs if run(benchmark)]
-        from benchmarks.report import main as report
-
-        report([])
+    if not given.rehearse:
+        return measure(wanted, reasons, given.again)
+    failed = rehearse([each for each in wanted if not reasons[each.name]])
     if skipped:
         print(f"skipped: {skipped}")
     if failed:

@@ -195,7 +195,7 @@ def main() -> None:
     if "ray" in peers:
         import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         contenders["ray tune"] = ray_tune
     if "syne" in peers:
         contenders["syne tune"] = syne_tune

@@ -359,7 +359,7 @@ def main() -> None:
         os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
         # Its workers find this file's modules, too.
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        ray.init("local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     data = problem.data()
     finals: dict[str, list[float]] = {name: [] for name in contenders}
     trials: dict[str, list[float]] = {name: [] for name in contenders}

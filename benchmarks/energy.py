@@ -17,7 +17,6 @@ import argparse
 import csv
 import ctypes
 import importlib.util
-import json
 import math
 import os
 import resource
@@ -427,11 +426,11 @@ def main() -> None:
         {"optimum": optimum, "fit": fit}[chosen.what](chosen.trace)
     elif chosen.what is not None:
         found = {"overhead": overhead, "window": window, "study": metered}[chosen.what]()
-        path = _bench.RESULTS / "energy.json"
-        kept = json.loads(path.read_text())["results"] if chosen.save and path.exists() else {}
         if chosen.save:  # the other parts stay as they were measured
+            kept = _bench.earlier("energy")
+            results = (kept or {"results": {}})["results"] | {chosen.what: found}
             command = f"python benchmarks/energy.py {chosen.what} --save; the rest: make bench-energy"
-            _bench.save("energy", command, kept | {chosen.what: found}, ("nvidia-ml-py",))
+            _bench.save("energy", command, results, ("nvidia-ml-py",), kept=kept)
     else:
         results = {"study": metered(), "window": window(), "overhead": overhead()}
         if chosen.trace is not None:

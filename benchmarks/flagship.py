@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 import flagship
 import penstock as pk
-from _bench import RESULTS, save, spread
+from _bench import earlier, save, spread
 from penstock.energy import V100
 from penstock.predict import Overhead
 
@@ -167,10 +166,11 @@ def main() -> None:
     options = parser.parse_args()
     known = flagship.predictors()
     results: dict[str, dict[str, list[float]]] = {}
-    if options.add:
-        kept = json.loads((RESULTS / "flagship_ablation.json").read_text())["results"]
+    kept = earlier("flagship_ablation") if options.add else None
+    if kept is not None:
         results = {
-            name: {key: list(each["values"]) for key, each in found.items()} for name, found in kept.items()
+            name: {key: list(each["values"]) for key, each in found.items()}
+            for name, found in kept["results"].items()
         }
     for name, without in VARIANTS.items():
         found = results.setdefault(name, {})
@@ -189,7 +189,7 @@ def main() -> None:
         name: {key: {**spread(values), "values": values} for key, values in found.items()}
         for name, found in results.items()
     }
-    save("flagship_ablation", command, summary, ["penstock", "torch"])
+    save("flagship_ablation", command, summary, ["penstock", "torch"], kept=kept)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ Run with: python -m benchmarks.report [--check]
 Every file of results has an extractor below, which turns its figures into rows; ``head`` marks the README's. A file
 without one is listed with its medians. ``--check`` writes nothing and fails where the pages are not what the files say.
 Where PENSTOCK_RESULTS names another folder of results, as a rehearsal does, the pages are made of it and not written.
+
+docs/results.md says which source of Penstock it was made at, and compares with that one: so it stays true, and the same,
+when the source goes on. ``--check`` takes it from the page; making the page anew takes the one that git knows.
 """
 
 from __future__ import annotations
@@ -15,14 +18,18 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks._bench import RESULTS
+from benchmarks import _bench
+from benchmarks._bench import NOT_RECORDED, RESULTS
+from benchmarks.all import BENCHMARKS
 from benchmarks.hardening.soak import KB_PER_TRIAL
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +108,7 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
     peers = {"process pool": "bare process pool", "optuna journal": "Optuna with its journal file",
              "optuna sqlite": "Optuna with SQLite", "ray tune": "Ray Tune's function API"}  # fmt: skip
     beside = [
-        f"{label} {number(middle(r[name]['per_s']))}/s ({number(middle(r[name]['penstock_ratio']))}x)"
+        f"{label} {ranged(r[name]['per_s'], '/s')}: {number(middle(r[name]['penstock_ratio']))}x"
         for name, label in peers.items()
         if name in r
     ]
@@ -109,8 +116,8 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
     if "ray tune" not in r and "ray tune" in earlier:
         ray, ours = earlier["ray tune"], earlier["penstock"]
         beside.append(
-            f"in another run Ray Tune's function API {number(middle(ray['per_s']))}/s beside "
-            f"{number(middle(ours['per_s']))}/s ({number(middle(ray['penstock_ratio']))}x)"
+            f"in another run Ray Tune's function API {ranged(ray['per_s'], '/s')} beside "
+            f"{ranged(ours['per_s'], '/s')}: {number(middle(ray['penstock_ratio']))}x"
         )
     yield Row(
         "trivial trials per second, durable store, 2 workers",
@@ -122,14 +129,12 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
 
 def asha(r: Data, head: bool) -> Iterator[Row]:
     peers = {"optuna": "Optuna", "syne tune": "Syne Tune (its whole wall time)", "ray tune": "Ray Tune"}
-    beside = [f"{label} {number(middle(r[name]['ratio']))}x" for name, label in peers.items() if name in r]
+    beside = [f"{label} {ranged(r[name]['ratio'], 'x')}" for name, label in peers.items() if name in r]
     earlier = other("asha")
     if "ray tune" not in r and "ray tune" in earlier:
-        told = [
-            f"{peers[name]} {number(middle(earlier[name]['ratio']))}x" for name in ("syne tune", "ray tune")
-        ]
+        told = [f"{peers[name]} {ranged(earlier[name]['ratio'], 'x')}" for name in ("syne tune", "ray tune")]
         beside.append(
-            f"in another run, beside {number(middle(earlier['penstock']['ratio']))}x: {', '.join(told)}"
+            f"in another run, beside {ranged(earlier['penstock']['ratio'], 'x')}: {', '.join(told)}"
         )
     yield Row(
         "ASHA, 81 configurations, up to 27 epochs of 10 ms, 2 workers: makespan over the ideal",
@@ -142,16 +147,16 @@ def asha(r: Data, head: bool) -> Iterator[Row]:
 def scale(r: Data) -> Iterator[Row]:
     sizes = [name for name in r if name.isdigit()]
     big = "10000" if "10000" in r else sizes[-1]
-    events = ", ".join(number(middle(r[size]["us_per_event"])) for size in sizes)
+    events = ", ".join(ranged(r[size]["us_per_event"]) for size in sizes)
     yield Row(
         "Hyperband on 1,000 simulated devices, durable journal",
-        f"{int(big):,} trials in {number(middle(r[big]['seconds']))} s, {number(middle(r[big]['peak_mb']))} MB; "
-        f"{int(sizes[-1]):,} in {number(middle(r[sizes[-1]]['seconds']))} s",
+        f"{int(big):,} trials in {ranged(r[big]['seconds'], ' s')}, {number(middle(r[big]['peak_mb']))} MB; "
+        f"{int(sizes[-1]):,} in {ranged(r[sizes[-1]]['seconds'], ' s')}",
         f"per event at {', '.join(f'{int(size):,}' for size in sizes)} trials: {events} us",
         True,
     )
     if "import_cpu_s" in r:
-        yield Row("`import penstock`, CPU time", f"{number(1000 * middle(r['import_cpu_s']))} ms")
+        yield Row("`import penstock`, CPU time", ranged(r["import_cpu_s"], " s"))
 
 
 def zeus(r: Data) -> Iterator[Row]:
@@ -200,12 +205,12 @@ def energy(r: Data) -> Iterator[Row]:
 
 
 def loop(r: Data) -> Iterator[Row]:
-    ratios = {name: middle(each["ratio"]) for name, each in r["loop"].items()}
+    ratios = [f"{name} {ranged(each['ratio'], 'x')}" for name, each in r["loop"].items()]
     faster = [middle(v) for v in r["loader, times faster than DataLoader"].values()]
     yield Row(
         "training loop of a `pk.Task`, CPU time per step",
-        f"{', '.join(f'{v:.2f}' for v in ratios.values())} times a loop by hand ({', '.join(ratios)})",
-        f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader`",
+        ", ".join(ratios) + " that of a loop by hand",
+        f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader` (medians at {len(faster)} batch sizes)",
         True,
     )
 
@@ -232,6 +237,14 @@ def fusion(r: Data) -> Iterator[Row]:
     what = "fused training, member-steps per CPU second against one by one"
     yield Row(f"{what} (members, as the planner chooses)", ", ".join(chosen), "", True)
     yield Row(f"{what}, at all counts tried", "; ".join(every))
+    for model, each in r.items():
+        rates = each.get("member_steps_per_cpu_s", {})
+        alone = [f"{name} {ranged(rate)}" for name, rate in rates.items() if " x" not in name]
+        yield Row(
+            f"member-steps per CPU second, {names.get(model, model)}",
+            "; ".join(f"{name} {ranged(rate)}" for name, rate in rates.items() if " x" in name),
+            "; ".join(alone),
+        )
 
 
 def lanes(r: Data) -> Iterator[Row]:
@@ -315,6 +328,12 @@ def suggest(r: Data) -> Iterator[Row]:
     )
 
 
+def within(each: Data) -> str:
+    """The least and the greatest error of searches that kept the limits."""
+    found = [e for e in each["best_error"] if e is not None and math.isfinite(e)]
+    return f"; {number(min(found))}..{number(max(found))}" if len(found) > 1 else ""
+
+
 def search(r: Data) -> Iterator[Row]:
     for problem in ("mnist", "cifar"):
         for method, each in r.get(problem, {}).items():
@@ -324,7 +343,7 @@ def search(r: Data) -> Iterator[Row]:
                 told += f"; measuring before training takes {percent(each['measuring_share_of_time'])} of the time"
             yield Row(
                 f"{problem} under limits (simulated), {method}, {each['seeds']} seeds",
-                "none within the limits" if error is None else f"error {number(error)}%",
+                "none within the limits" if error is None else f"error {number(error)}% (mean{within(each)})",
                 told,
             )
 
@@ -427,7 +446,7 @@ def sm2(r: Data) -> Iterator[Row]:
 
 def decide(r: Data) -> Iterator[Row]:
     told = [
-        f"{name.partition(',')[0]} {number(middle(each['decide']))}"
+        f"{name.partition(',')[0]} {ranged(each['decide'])}"
         for name, each in r.items()
         if name.endswith(", ours")
     ]
@@ -562,7 +581,7 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
             error = each["loss"]["standard_error"]
             give = "" if error is None else f" +- {number(error)}"
             return (
-                f"{number(each['seconds']['median'])} s, test loss {number(each['loss']['mean'])}{give}, "
+                f"{ranged(each['seconds'], ' s')}, test loss {number(each['loss']['mean'])}{give}, "
                 f"accuracy {percent(each['accuracy']['mean'])}"
             )
 
@@ -603,8 +622,7 @@ def ablation(r: Data) -> Iterator[Row]:
     for name, each in r.items():
         yield Row(
             f"the flagship study, {'all capabilities' if name == 'all' else name}, simulated GPUs",
-            f"makespan {number(middle(each['makespan_h']))} h, {number(middle(each['energy_wh']))} Wh, accuracy "
-            f"{middle(each['accuracy']):.3f}",
+            f"makespan {ranged(each['makespan_h'], ' h')}, {ranged(each['energy_wh'], ' Wh')}, accuracy {ranged(each['accuracy'])}",
             f"violations {ranged(each['violations'])}",
         )
 
@@ -751,7 +769,7 @@ PAPERS: list[Paper] = [
     ),
     (
         "Fluid (MLSys'21)",
-        "100% faster synchronous BOHB, 30% to 100% faster synchronous stages, 10% to 70% over all, on real GPUs",
+        "100% faster synchronous BOHB, 30% faster BOHB and ASHA; 30% to 100% in synchronous stages, 10% to 70% over all, on real GPUs",
         "fluid_studies",
         lambda r: next(fluid(r)).ours,
         "simulated devices with Gavel's measured sharing overheads and recorded loss curves",
@@ -771,7 +789,7 @@ def papers(results: Mapping[str, Data]) -> list[Paper]:
         return [*PAPERS, (
             *HYDRO,
             "hydro_study_cnn",
-            lambda r: f"{number(r['summary']['times_shorter'])}x",
+            lambda r: ranged(r["summary"].get("times_shorter_by_seed", r["summary"]["times_shorter"]), "x"),
             "a CNN of width 256 on 8 x 8 images and two CPU cores, where fusion saves calls and no idle units of a GPU",
         )]  # fmt: skip
     return [*PAPERS, (
@@ -820,14 +838,102 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def page(results: Mapping[str, Data]) -> str:
+# --- what made them ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A state of src/penstock: git's hash of it, short, and when it was committed."""
+
+    tree: str
+    committed: str
+
+    def __str__(self) -> str:
+        return f"`{self.tree}` (committed {self.committed})"
+
+
+STATED = re.compile(r"`src/penstock` was `([0-9a-f]{10})` \(committed (\S+)\)")
+
+
+def present() -> Source | None:
+    """The source that git knows."""
+    found = _bench.penstock()
+    return None if found["penstock"] == "unknown" else Source(found["penstock"][:10], found["committed"])
+
+
+def stated() -> Source | None:
+    """The one that docs/results.md says it was made at."""
+    found = STATED.search(PAGE.read_text()) if PAGE.exists() else None
+    return found and Source(found[1], found[2])
+
+
+def age(source: Source, now: Source) -> str:
+    hours = (
+        datetime.fromisoformat(now.committed) - datetime.fromisoformat(source.committed)
+    ).total_seconds() / 3600
+    count, unit = (abs(hours) / 24, "day") if abs(hours) >= 24 else (abs(hours), "hour")
+    return f"{count:.0f} {unit}{'' if round(count) == 1 else 's'} {'before' if hours >= 0 else 'after'} it"
+
+
+def source_of(document: Data, now: Source | None) -> tuple[str, str]:
+    """What made a result, and how old that is: ``of it`` if it is the source of now, as committed."""
+    names, ages = [], []
+    for each in document.get("sources", [NOT_RECORDED]):
+        if each["dirty"] not in (True, False):
+            return each["penstock"], ""
+        source = Source(each["penstock"][:10], each["committed"])
+        same = now is not None and source.tree == now.tree
+        names.append(f"`{source.tree}`{' with uncommitted changes' if each['dirty'] else ''}")
+        ages.append("it" if same and not each["dirty"] else age(source, now) if now and not same else "")
+    return " and ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(filter(None, ages)))
+
+
+def made_by(results: Mapping[str, Data], now: Source | None) -> list[str]:
+    """How many results are of the source of now, which are of others, and which do not tell."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, document in results.items():
+        groups.setdefault(source_of(document, now), []).append(name)
+    of_it = sum(len(names) for (_, old), names in groups.items() if old == "it")
+    changed = sum(len(names) for (tree, _), names in groups.items() if "uncommitted" in tree)
+    untold = [name for (tree, _), names in groups.items() if "`" not in tree for name in names]
+    told = (
+        f"Of {len(results)} results {of_it} {'was' if of_it == 1 else 'were'} made by it as it is committed, "
+        f"{len(results) - of_it - changed - len(untold)} by earlier sources or several, {changed} with uncommitted changes, and "
+        f"{len(untold)} do not record what made them."
+    )
+    if now is None:
+        return ["Which source of Penstock this page was made at is not known. " + told]
+    sure = sum(results[name]["date"] < now.committed[:10] for name in untold)
+    if sure:
+        told += f" {sure} of these have dates before that commit: an earlier source made them."
+    lines = [[tree, old, ", ".join(names)] for (tree, old), names in groups.items()]
+    return [
+        f"`src/penstock` was {now} when this page was made. {told} "
+        "`git rev-parse --short=10 HEAD:src/penstock` tells what it is now: if that is another, all of this is of earlier sources.",
+        table(
+            ["source", "age", "results"],
+            sorted(lines, key=lambda line: (line[1] != "it", "`" not in line[0])),
+        ),
+    ]
+
+
+def took(seconds: float | None) -> str:
+    if seconds is None:
+        return "duration not recorded"
+    return f"took {number(seconds)} s" if seconds < 120 else f"took {number(seconds / 60)} min"
+
+
+def page(results: Mapping[str, Data], now: Source | None) -> str:
     """docs/results.md."""
+    entries = {name: each.name for each in BENCHMARKS for name in each.writes}
     parts = [
         "# Results",
-        "Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; a test fails if it is not. Each figure is a median, in "
-        "brackets the least and the greatest of its repeats. `make bench LONG=1` runs every benchmark anew, those on public data where "
-        "`PENSTOCK_DATA` names its folder. CPU alone: no GPU was at hand, "
+        "Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; a test fails if it is not. A figure with "
+        "brackets is a median, with the least and the greatest of its repeats; one without is of one run, a count, or what its row says. `make bench` runs every benchmark that the present source has not run yet, "
+        "those on public data where `PENSTOCK_DATA` names its folder. CPU alone: no GPU was at hand, "
         "and what is said of GPUs is simulated or replayed from published measurements, as each row says.",
+        "## What made them",
+        *made_by(results, now),
         "## Beside the papers",
         table(
             ["paper", "its figure", "ours", "what differs"],
@@ -840,13 +946,18 @@ def page(results: Mapping[str, Data]) -> str:
     ]
     for name, document in results.items():
         machine, versions = document["machine"], document["versions"]
+        command = f"`{document['command']}`"
+        if name in entries and f"bench-{entries[name]}" not in command:
+            command += f" (`make bench-{entries[name]}`)"
+        tree, old = source_of(document, now)
+        made = f"source {tree}" + (f" ({'the above' if old == 'it' else old})" if old else "")
         parts += [
             f"### {name}",
             table(
                 ["what", "measured", "beside it"],
                 [[r.what, r.ours, r.beside] for r in rows_of(name, document)],
             ),
-            f"`{document['command']}` on {document['date']}, {machine['cores']} cores of {machine['processor']}, Python "
+            f"{command} on {document['date']}, {made}, {took(document.get('seconds'))}, {machine['cores']} cores of {machine['processor']}, Python "
             f"{machine['python']}, {machine['system']}; {', '.join(f'{k} {v}' for k, v in versions.items())}.",
         ]
     return "\n\n".join(parts) + "\n"
@@ -903,7 +1014,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(argv)
     results = load()
-    wanted = {PAGE: page(results), README: filled(README, readme_table(results))}
+    now = stated() if given.check else present() or stated()
+    wanted = {PAGE: page(results, now), README: filled(README, readme_table(results))}
     if "flagship_ablation" in results:
         wanted[FLAGSHIP] = filled(FLAGSHIP, ablation_table(results["flagship_ablation"]["results"]))
     if os.environ.get("PENSTOCK_RESULTS"):

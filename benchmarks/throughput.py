@@ -110,7 +110,7 @@ def main() -> None:
         os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
         import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         contenders["ray tune"] = lambda: ray_tune(count(6))
     rates = _bench.interleave(contenders, options.repeats)
     print("\ntrivial trials per second, start of workers included (Ray's own start is not counted)")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import random
 import subprocess
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks._bench import RESULTS, save
+from benchmarks._bench import earlier, save
 
 try:
     import atheris
@@ -211,8 +210,8 @@ def main() -> None:
     if given.here:
         fuzz_one(given.target[0], -1, given.seconds)
         return
-    path = RESULTS / "fuzz.json"
-    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
+    kept = earlier("fuzz") if given.target else None
+    results: dict[str, Any] = {} if kept is None else kept["results"]
     bad = False
     for target in given.target or TARGETS:
         begun_s = time.monotonic()
@@ -237,7 +236,8 @@ def main() -> None:
         if done.returncode:
             bad = True
             print(done.stderr[-3000:])
-    save("fuzz", f"python -m benchmarks.hardening.fuzz --seconds {given.seconds}", results, ["atheris"])
+    command = f"python -m benchmarks.hardening.fuzz --seconds {given.seconds}"
+    save("fuzz", command, results, ["atheris"], kept=kept)
     sys.exit(1 if bad else 0)
 
 

@@ -2,20 +2,20 @@
 
 Run with: python -m benchmarks.hardening.kills [--kills 1000] [--gpu-share 0.2]
 
-Counts add up over runs in benchmarks/results/kills.json: stop it at any time, start it again to go on. Each portion has
-its own seed, which the file names; a quarter of an hour holds some hundreds of kills on two cores.
+Counts add up over runs in benchmarks/results/unfinished/kills.json until there are so many: stop it at any time, start
+it again to go on, as long as the source is committed and stays the same. Each portion has its own seed, which the file
+names; a quarter of an hour holds some hundreds of kills on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks._bench import RESULTS, save
+from benchmarks._bench import save, unfinished
 
 from penstock.testing.kills import storm
 
@@ -26,12 +26,12 @@ WRONG = ("lost", "doubled", "different", "orphans", "limits", "errors")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=1000, help="in total, earlier runs included")
+    parser.add_argument("--kills", type=int, default=1000, help="in total, what was broken off included")
     parser.add_argument("--portion", type=int, default=25, help="kills between two savings")
     parser.add_argument("--gpu-share", type=float, default=0.2, help="part of the portions with power limits")
     given = parser.parse_args()
-    path = RESULTS / "kills.json"
-    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    begun = unfinished("kills")
+    results: dict[str, Any] = {} if begun is None else begun["results"]
     for kind in ("cpu", "gpu"):
         results.setdefault(kind, dict.fromkeys((*SUMS, *WRONG), 0))
     results.setdefault("seeds", 0)
@@ -48,7 +48,8 @@ def main() -> None:
         results["said"] += tally.said
         results["seeds"] += 1
         print(f"{_kills(results)} kills ({kind}): {tally}", flush=True)
-        save("kills", f"python -m benchmarks.hardening.kills --kills {given.kills}", results)
+        command = f"python -m benchmarks.hardening.kills --kills {given.kills}"
+        save("kills", command, results, kept=begun, whole=_kills(results) >= given.kills)
     wrong = sum(results[kind][name] for kind in ("cpu", "gpu") for name in WRONG)
     print(f"{_kills(results)} kills, {wrong} things wrong")
     sys.exit(1 if wrong else 0)

@@ -7,7 +7,7 @@ one study all the time, the other small studies one after another. A third runs 
 many events. Driver and workers are looked at from outside. Fitted is the straight line through the samples after
 the first fifth; a process is flat if that line gains less than a tenth of its first value over the time, or 4 MB.
 The one long study keeps a record of every trial by design, so its driver's memory is judged per trial: it is flat if
-the line gains less than 4 kB for each trial of that time.
+the line gains less than 4 kB for each trial of that time. What is broken off goes on after the last that was whole.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarks._bench import RESULTS, save
+from benchmarks._bench import earlier, save, unfinished
 
+KINDS = ("simulated", "long", "many")
 KEPT = 120  # samples that are kept of each figure
 KB_PER_TRIAL = 4.0  # that a driver may keep of a trial of its study
 
@@ -193,10 +194,12 @@ def main() -> None:
         "--lenient", action="store_true", help="exit with 0 whatever grows: too short to tell"
     )
     given = parser.parse_args()
-    path = RESULTS / "soak.json"
-    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
-    for kind in ("simulated", "long", "many"):
-        if given.only is not None and (given.only == "simulated") != (kind == "simulated"):
+    begun = unfinished("soak")
+    kept = begun or (earlier("soak") if given.only else None)
+    results: dict[str, Any] = {} if kept is None else kept["results"]
+    kinds = {None: KINDS, "real": KINDS[1:], "simulated": KINDS[:1]}[given.only]
+    for kind in kinds:
+        if begun is not None and kind in begun["results"]:
             continue
         seconds = given.minutes * 30
         every_s = 0.2 if kind == "simulated" else max(0.2, seconds / 1000)
@@ -211,7 +214,7 @@ def main() -> None:
                 )
             print(f"{kind} {name}: {figure['start']:.1f} {figure['gain']:+.2f} {verdict}", flush=True)
         command = f"python -m benchmarks.hardening.soak --minutes {given.minutes:g} --events {given.events}"
-        save("soak", command, results, ["psutil"])
+        save("soak", command, results, ["psutil"], kept=kept, whole=kind == kinds[-1])
     flat = all(figure["flat"] for kind in results.values() for figure in kind["figures"].values())
     sys.exit(0 if flat or given.lenient else 1)
 

@@ -9,7 +9,6 @@ Needs no data.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -17,7 +16,7 @@ import time
 
 from workloads import runtimes
 
-from _bench import RESULTS, save, spread
+from _bench import earlier, save, spread
 from penstock.core import PlanPass
 from penstock.plan import fifo, fluid, lower_bound_s
 from penstock.predict import Overhead, fit_sharing
@@ -242,11 +241,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     results: dict[str, object] = {}
-    if arguments.planning:
-        before = json.loads((RESULTS / "fluid_groups.json").read_text())
+    before = earlier("fluid_groups")
+    if arguments.planning and before is not None:
         results = {**before["results"], "planning_time": planning_time()}
         print("planning time", results["planning_time"])
-        save("fluid_groups", f"{before['command']}, then --planning", results)
+        command = f"{before['command'].removesuffix(', then --planning')}, then --planning"
+        save("fluid_groups", command, results, kept=before)
         return
     print("planning time", results.setdefault("planning_time", planning_time()))
     results["sizes"] = rows = sizes(arguments.seeds, arguments.quick)

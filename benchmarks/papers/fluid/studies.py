@@ -40,7 +40,7 @@ epochs of one trial differ as well (6.4.1); budgets up to 27 epochs only, where 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
 import sys
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 from tuning import ALGORITHMS, Result, run
 from workloads import TASKS, Curves, data_folder, families, gavel
 
-from _bench import RESULTS, save, spread
+from _bench import earlier, save, spread
 from penstock import Fluid, Overhead
 from penstock.predict import fit_sharing
 
@@ -122,30 +122,30 @@ def main() -> None:
         return
     jobs = families(gavel(data_folder(arguments.data, "gavel")))
     jobs = {name: job for name, job in jobs.items() if not arguments.families or name in arguments.families}
-    for condition in arguments.conditions:
-        for devices in arguments.devices:
-            for algorithm in arguments.algorithms:
-                found = compare(algorithm, devices, CONDITIONS[condition], arguments, curves, jobs)
-                rows = [{"condition": condition, **row} for row in found]
-                for row in rows:
-                    show(row)
-                keep(rows, arguments)
-                arguments.add = True
+    settings = list(itertools.product(arguments.conditions, arguments.devices, arguments.algorithms))
+    rows: list[dict[str, object]] = []
+    for condition, devices, algorithm in settings:
+        found = compare(algorithm, devices, CONDITIONS[condition], arguments, curves, jobs)
+        rows += [{"condition": condition, **row} for row in found]
+        for row in rows[-len(found) :]:
+            show(row)
+        keep(rows, arguments, whole=(condition, devices, algorithm) == settings[-1])
 
 
-def keep(rows: list[dict[str, object]], arguments: argparse.Namespace) -> None:
-    """Save the rows of one algorithm as soon as they are known, in the place of older ones of the same setting."""
+def keep(rows: list[dict[str, object]], arguments: argparse.Namespace, whole: bool) -> None:
+    """Save rows as soon as they are known; ``--add``: in the place of older ones of the same setting."""
     facts = {key: value for key, value in vars(arguments).items() if key not in ("data", "add", "limits")}
-    if arguments.add and (RESULTS / f"{arguments.name}.json").exists():
-        before = json.loads((RESULTS / f"{arguments.name}.json").read_text())["results"]
+    kept = earlier(arguments.name) if arguments.add else None
+    if kept is not None:
+        before = kept["results"]
         for key in ("conditions", "devices", "algorithms"):
             facts[key] = list(dict.fromkeys([*before["arguments"][key], *facts[key]]))
         mine = {(row["condition"], row["devices"], row["algorithm"]) for row in rows}
-        kept = [r for r in before["rows"] if (r["condition"], r["devices"], r["algorithm"]) not in mine]
-        rows = [*kept, *rows]
+        others = [r for r in before["rows"] if (r["condition"], r["devices"], r["algorithm"]) not in mine]
+        rows = [*others, *rows]
     facts["seeds"] = min(row["makespan"]["repeats"] for row in rows)  # type: ignore[index]  # each row tells its own
     command = f"python {sys.argv[0]} --data FOLDER --seeds {facts['seeds']}"
-    save(arguments.name, command, {"arguments": facts, "rows": rows}, ["optuna"])
+    save(arguments.name, command, {"arguments": facts, "rows": rows}, ["optuna"], kept=kept, whole=whole)
 
 
 def compare(
@@ -253,7 +253,10 @@ def tell_limits(arguments: argparse.Namespace, curves: Curves) -> None:
 
     Of the default's trials: right where Fluid trains the same, not for learning samplers or ASHA.
     """
-    results = json.loads((RESULTS / f"{arguments.name}.json").read_text())["results"]
+    kept = earlier(arguments.name)
+    if kept is None:
+        sys.exit(f"There are no results {arguments.name} yet; run this without --limits.")
+    results = kept["results"]
     facts = results["arguments"]
     overhead = Overhead(beta=facts["beta"], max_devices=facts["d"])
     known: dict[tuple[object, ...], list[Result]] = {}
@@ -279,7 +282,7 @@ def tell_limits(arguments: argparse.Namespace, curves: Curves) -> None:
         saving = min(1.0, row["alpha"] / 2) if row["c"] > 1 else 1.0
         row |= limits([(base, base) for base in known[key]], row["devices"], overhead, saving)
     command = f"python {sys.argv[0]} --data FOLDER"
-    save(arguments.name, command, results, ["optuna"])
+    save(arguments.name, command, results, ["optuna"], kept=kept)
 
 
 def show(row: dict[str, object]) -> None:

@@ -305,7 +305,8 @@ def main() -> None:
     for name in options.models:
         results[name] = compare(name, options)
         if options.save:
-            save("hydro_fusion", " ".join(sys.argv), results, ("torch",))
+            command = " ".join(["python", *sys.argv])
+            save("hydro_fusion", command, results, ("torch",), whole=name == options.models[-1])
 
 
 if __name__ == "__main__":

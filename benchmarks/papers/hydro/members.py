@@ -133,7 +133,8 @@ def main() -> None:
             flush=True,
         )
         if given.save:
-            save("hydro_members", " ".join(sys.argv), {"cases": results}, ("torch",))
+            text = " ".join(["python", *sys.argv])
+            save("hydro_members", text, {"cases": results}, ("torch",), whole=most == given.groups[-1])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ train and to validate with. With one seed Penstock's validation loss was 0.014 a
 Wall time from the call to the result; Ray is started before the clock is. The quality is the resulting model's loss
 (and accuracy) on test data that neither side has seen: the validation loss of the best of a hundred is the least of a
 hundred draws, which favours the side that trained more of them. Sides take turns. Every finished run is saved at once,
-and further calls with other seeds are added to what is there. ``--trials 8 --epochs 2`` is a quick look.
+what was broken off goes on, and further calls with other seeds are added to what is there.
+``--trials 8 --epochs 2`` is a quick look.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from transfer import Language, language_loss
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import penstock as pk
-from _bench import RESULTS, save, spread
+from _bench import earlier, save, spread, unfinished
 
 SPACE = pk.Space(lr=pk.Float(1e-4, 0.1, log=True), beta1=pk.Float(0.5, 0.95))
 BATCH = 32
@@ -260,31 +261,40 @@ def main():
     # 15 by itself: then other work would slow one side alone.
     os.environ.setdefault("RAY_worker_niceness", "0")
     name = f"hydro_study_{given.model}{'_asha' if given.asha else ''}"
-    path = RESULTS / f"{name}.json"
     results = {"trials": given.trials, "epochs": given.epochs, "targets": given.targets, "runs": {}}
-    if given.save and path.exists():
-        before = json.loads(path.read_text())["results"]
-        if all(before.get(name, 2) == results[name] for name in ("trials", "epochs", "targets")):
-            results["runs"] = before["runs"]
+    begun = unfinished(name) if given.save else None
+    kept, done = begun, {}
+    if begun is not None:
+        results["runs"] = begun["results"]["runs"]
+        done = {seed: set(run) for seed, run in results["runs"].items()}
+    elif given.save and (before := earlier(name)):
+        again = given.seeds if len(given.sides) == 2 else []
+        others = {seed: run for seed, run in before["results"]["runs"].items() if int(seed) not in again}
+        same = all(before["results"].get(key, 2) == results[key] for key in ("trials", "epochs", "targets"))
+        if same and others:
+            kept, results["runs"] = before, others
     if given.seeds and "Ray Tune" in given.sides:
         import ray
 
         here = os.path.dirname(os.path.abspath(__file__))
         environment = {"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}}
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+        quiet = {"include_dashboard": False, "log_to_driver": False}
+        ray.init("local", num_cpus=2, **quiet, runtime_env=environment)
     sides = {"Penstock": functools.partial(with_penstock, targets=given.targets), "Ray Tune": with_ray}
 
-    def keep():
+    def keep(whole):
         if any(len(run) == 2 for run in results["runs"].values()):
             results["summary"] = summary(results["runs"])
         if given.save:
             options = f"--model {given.model}{' --asha' if given.asha else ''} --targets {given.targets}"
-            command = f"benchmarks/papers/hydro/study.py {options} --seeds {' '.join(results['runs'])} --save"
-            save(name, command, results, ("torch", "ray"))
+            command = f"python benchmarks/papers/hydro/study.py {options} --seeds {' '.join(results['runs'])} --save"
+            save(name, command, results, ("torch", "ray"), kept=kept, whole=whole)
 
     for seed in given.seeds:
         configs = [SPACE.sample(1000 * seed + number) for number in range(given.trials)]
         for side in given.sides:
+            if side in done.get(str(seed), ()):
+                continue
             found = sides[side](given.model, configs, given.epochs, given.asha, seed)
             results["runs"].setdefault(str(seed), {})[side] = found
             print(
@@ -292,9 +302,9 @@ def main():
                 f"accuracy {found['accuracy']:.4f}, validation loss {found['validation']:.4f}",
                 flush=True,
             )
-            keep()
+            keep(whole=(seed, side) == (given.seeds[-1], given.sides[-1]))
     if not given.seeds:
-        keep()
+        keep(whole=True)
     print(f"{given.model}, {given.trials} x {given.epochs} epochs{', ASHA' if given.asha else ''}:")
     print(json.dumps(results.get("summary"), indent=1))
     if given.seeds and "Ray Tune" in given.sides:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -41,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks.papers.sm2.problems import fashion
 
 import penstock as pk
-from _bench import RESULTS, save
+from _bench import earlier, save, unfinished
 from penstock.train._loop import Trainer, private_randomness
 
 FACTOR = 8
@@ -270,16 +269,23 @@ def main():
     given = parser.parse_args()
     torch.set_num_threads(1)
     everything = {"space": given.space, "first_configuration": given.first, "pairs": {}}
-    path = RESULTS / f"{given.save}.json"
-    if given.save and path.exists():  # pairs may be measured one by one
-        before = json.loads(path.read_text())["results"]
-        if all(before.get(key) == everything[key] for key in ("space", "first_configuration")):
-            everything["pairs"] = before["pairs"]
+    pairs = [f"{name} {optimizer}" for name in given.models for optimizer in given.optimizers]
+    begun = unfinished(given.save) if given.save else None
+    kept = begun
+    if begun is not None:
+        everything["pairs"] = begun["results"]["pairs"]
+    elif given.save and (before := earlier(given.save)):  # pairs may be measured one by one
+        others = {key: rows for key, rows in before["results"]["pairs"].items() if key not in pairs}
+        same = all(before["results"].get(key) == everything[key] for key in ("space", "first_configuration"))
+        if same and others:
+            kept, everything["pairs"] = before, others
     print(
         "model        optimizer parametrization  rank corr.  place   regret  noise: wide  twin  full s  twin s"
     )
     for name in given.models:
         for optimizer in given.optimizers:
+            if begun is not None and f"{name} {optimizer}" in begun["results"]["pairs"]:
+                continue
             rows, seconds = compare(name, optimizer, given)
             everything["pairs"][f"{name} {optimizer}"] = rows
             for side in ("Penstock", "standard"):
@@ -291,7 +297,9 @@ def main():
                     flush=True,
                 )
             if given.save:
-                save(given.save, " ".join(sys.argv), everything, ("torch",))
+                command = " ".join(["python", *sys.argv])
+                whole = f"{name} {optimizer}" == pairs[-1]
+                save(given.save, command, everything, ("torch",), kept=kept, whole=whole)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ recording anew costs the small one).
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from benchmarks._bench import RESULTS, save, spread
+from benchmarks._bench import earlier, save, spread
 from torch import nn
 
 from penstock.train import Data, Task
@@ -168,9 +167,8 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="Keep what is saved of other models.")
     arguments = parser.parse_args()
     command = " ".join(["python", "-m", "benchmarks.papers.hydro_coordinator.split", *sys.argv[1:]])
-    results: dict[str, Any] = {}
-    if arguments.add:
-        results = json.loads((RESULTS / "hydro_split.json").read_text())["results"]
+    kept = earlier("hydro_split") if arguments.add else None
+    results: dict[str, Any] = {} if kept is None else kept["results"]
     results |= {
         "members": MEMBERS,
         "batch_size": BATCH,
@@ -195,7 +193,7 @@ def main() -> None:
             f"losses differ by {told['farthest_loss']['max']:.1e}",
             flush=True,
         )
-    save("hydro_split", command, results, ["torch"])
+    save("hydro_split", command, results, ["torch"], kept=kept)
 
 
 if __name__ == "__main__":

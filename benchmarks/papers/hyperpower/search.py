@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="only what is in the folder of --runs")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
+    reused = given.runs is not None and given.runs.exists()
     names = given.methods or [name for name in METHODS if given.peers or name not in PEERS]
     if find_spec("botorch") is None and PEERS[1] in names:
         print("BoTorch is not installed here: skipped.", file=sys.stderr)
@@ -175,19 +176,21 @@ def main() -> None:
             table.setdefault("both", {})[name] = {"share_of_evaluations": mean}
             print(f"{name}: geometric mean over the problems {mean:.3f}")
     if given.save:
-        saved = _bench.RESULTS / "hyperpower_search.json"
-        before = json.loads(saved.read_text())["results"] if saved.exists() else {}
+        saved = _bench.earlier("hyperpower_search")
+        kept = {} if reused else None  # nobody knows which source made that
+        before = {} if saved is None else saved["results"]
         for dataset in datasets:
             for name in PEERS:
                 same = before.get("settings", {}).get(dataset) == settings[dataset]
                 if same and name not in table[dataset] and name in before.get(dataset, {}):
-                    table[dataset][name] = before[dataset][name]
+                    table[dataset][name], kept = before[dataset][name], saved
         table["settings"] = settings
         _bench.save(
             "hyperpower_search",
             f"python benchmarks/papers/hyperpower/search.py --seeds {given.seeds} --peers --save",
             table,
             ("optuna", "botorch", "numpy", "scipy"),
+            kept=kept,
         )
     else:
         print(json.dumps({d: {n: r.get("mean") for n, r in rows.items()} for d, rows in table.items()}))

@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, help="keep what was measured here (without the tasks)")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    kept = {} if args.curves and args.curves.exists() else None  # nobody knows which source measured that
     rows = collect(args.cases, args.scale, args.curves, fresh=args.fresh)
     verdicts = {name: judge(rows, rule) for name, rule in RULES.items()}
     print(f"\n{'case':40s} {'best lr':>9s}" + "".join(f"{name:>26s}" for name in RULES))
@@ -263,7 +264,7 @@ def main() -> None:
     command = (
         f"python -m benchmarks.papers.sm2.lr_cases{' --fresh' if args.fresh else ''} --scale {args.scale:g}"
     )
-    save(f"sm2_lr_{'fresh' if args.fresh else 'standard'}", command, results, ["torch"])
+    save(f"sm2_lr_{'fresh' if args.fresh else 'standard'}", command, results, ["torch"], kept=kept)
 
 
 if __name__ == "__main__":

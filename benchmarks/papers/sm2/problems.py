@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 import penstock.train as pkt
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_given = Path(os.environ.get("PENSTOCK_DATA", "")) / "fashion-mnist"
+FASHION = _given if os.environ.get("PENSTOCK_DATA") and _given.is_dir() else DEBIAN
 
 
 def fashion(n: int, *, val: int = 1000, pool: int = 2) -> pkt.Data:
@@ -20,7 +23,7 @@ def fashion(n: int, *, val: int = 1000, pool: int = 2) -> pkt.Data:
     if not FASHION.exists():
         raise SystemExit(
             f"Fashion-MNIST is not at {FASHION}: install the Debian package dataset-fashion-mnist, "
-            "or set problems.FASHION to a folder with its four .gz files."
+            "or set PENSTOCK_DATA to a folder where fashion-mnist has its four .gz files."
         )
 
     def images(name: str, count: int) -> Tensor:

@@ -414,6 +414,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep every epoch here, and go on from what is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    before = {} if args.keep and args.keep.exists() else None  # nobody knows which source trained that
     kept = Kept(args.keep)
     kept.attach()
     try:
@@ -423,7 +424,7 @@ def main() -> None:
             flags = [flag for flag in ("--wide", "--exhaustive") if flag in sys.argv]
             command = " ".join(["python -m benchmarks.papers.sm2.scenarios", name, *flags])
             found = measure(scenario, kept, wide=args.wide, exhaustive=args.exhaustive)
-            save(f"sm2_{name}", command, found, ["torch"])
+            save(f"sm2_{name}", command, found, ["torch"], kept=before)
     finally:
         kept.write()
 
