@@ -193,6 +193,20 @@ def test_a_run_that_fails_counts_with_the_threshold_at_least():
     assert bandit.beliefs()[8].mean == pytest.approx((10.0 + 11.0 + 50.0) / 3)
 
 
+def test_a_retry_is_with_another_batch_size():
+    """Section 4.4: "we stop the job and retry with another batch size"; the next recurrence may try it again."""
+    cost = {8: 10.0, 16: 12.0, 32: 12.5}
+    bandit = ZeusBandit(list(cost), 16)
+    drive(bandit, cost, 40)
+    bandit.observe(8, 20.0, False)
+    assert {bandit.choose(n, retry=True).batch_size for n in range(40, 240)} == {16, 32}
+    assert 8 in {bandit.choose(n).batch_size for n in range(40, 240)}
+    alone = ZeusBandit([64], 64)
+    drive(alone, {64: 5.0}, 4)
+    alone.observe(64, 10.0, False)
+    assert alone.choose(4, retry=True).batch_size == 64
+
+
 def test_draws_survive_restarts():
     """A bandit rebuilt from its observations decides as the old one would have: no stream to lose."""
     cost = {8: 10.02, 16: 10.0, 32: 10.01}

@@ -250,13 +250,14 @@ class ZeusBandit:
             beliefs[size] = posterior(own, self._prior, cost_variance=variance)
         return beliefs
 
-    def choose(self, number: int, *, waiting: bool = False) -> Pick:
+    def choose(self, number: int, *, waiting: bool = False, retry: bool = False) -> Pick:
         """The batch size for decision ``number``.
 
         Args:
             number: Counts decisions; with the seed it determines the draws.
             waiting: An exploratory run is under way. During pruning the job then runs with the best-known size
                 (section 4.4, "Handling concurrent job submissions").
+            retry: It is for a run that failed: "retry with another batch size" than the latest that did (section 4.4).
         """
         expecting = self._pruning.expecting
         if expecting is not None:
@@ -264,7 +265,11 @@ class ZeusBandit:
                 return Pick(self.best_known, False, self.cost_limit)
             return Pick(expecting, True, self.cost_limit)
         rng = random.Random(f"penstock.bandit/{self._seed}/{number}")
-        return Pick(thompson(self.beliefs(), rng), False, self.cost_limit)
+        beliefs = self.beliefs()
+        if retry:
+            failed = next((size for size, _, reached in reversed(self._observations) if not reached), None)
+            beliefs = {size: belief for size, belief in beliefs.items() if size != failed} or beliefs
+        return Pick(thompson(beliefs, rng), False, self.cost_limit)
 
     def observe(self, batch_size: int, cost: float, reached: bool, *, explored: bool = False) -> None:
         """Learn the cost of a run, in the order in which results arrive.
