@@ -496,3 +496,25 @@ def test_a_profile_of_a_card_of_the_same_name_that_takes_higher_limits(tmp_path)
     assert train(lower, EtaCost(0.5))[0] == min(cost, key=cost.__getitem__)
     none = replace(V100, min_limit_w=90.0, max_limit_w=95.0)
     assert train(none, LeastTime())[1].best.limit_w == 95  # nothing of it is known: profiled
+
+
+@pytest.mark.parametrize(("low_w", "high_w"), [(100.0, 300.0), (50.0, 250.0)])
+def test_a_profile_that_leaves_limits_of_this_card_untried_is_made_anew(tmp_path, low_w, high_w):
+    """Zeus 4.2: all possible limits. A card of the same name that takes fewer of them has left a profile."""
+    clock, load = VirtualClock(), V100_LOADS["resnet50", 256]
+    cache = FileCache(tmp_path / "profiles.json")
+    wider = replace(V100, min_limit_w=low_w, max_limit_w=high_w)
+    tried = []
+    for model in (V100, wider, wider):
+        gpu = SimulatedGpu(clock, model)
+        with PowerLimiter([gpu], cache=cache, now=clock.now_s) as limiter:
+            limiter.epoch_begin()
+            gpu.run(load)
+            cached = limiter.report.cached
+            for _ in range(600):
+                clock.advance_to(clock.now_s() + 0.2 * gpu.slowdown())
+                limiter.iteration()
+            limiter.epoch_end()
+            limits_w = [seen.limit_w for seen in limiter.report.profile.limits]
+            tried.append((cached, max(limits_w), min(limits_w)))
+    assert tried == [(False, 250.0, 100.0), (False, high_w, low_w), (True, high_w, low_w)]

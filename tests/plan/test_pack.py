@@ -103,10 +103,10 @@ def test_theorem_1_against_the_lower_bound(runtimes: list[float], devices: int, 
 
 @st.composite
 def overheads(draw: st.DrawFn) -> Overhead:
-    """Anything within the lemmas: alpha < c / (c - 1), beta < 1 + 1 / d."""
+    """All that ``within_bounds`` leaves: alpha < c / (c - 1) and beta < d / (d - 1), where Lemma 6 has 1 + 1 / d."""
     c, d = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     alpha = draw(st.floats(1, 3 if c == 1 else c / (c - 1) - 1e-3))
-    beta = draw(st.floats(1, 1 + 1 / d - 1e-3))
+    beta = draw(st.floats(1, 3 if d == 1 else d / (d - 1) - 1e-3))
     return Overhead(alpha, beta, c, d)
 
 

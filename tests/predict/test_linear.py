@@ -89,6 +89,42 @@ def test_cross_validation_agrees_with_scikit_learn_on_a_linear_device():
     assert np.sqrt(np.mean(ours**2)) == pytest.approx(rmspe(peer, values), rel=0.05)
 
 
+@pytest.mark.parametrize("structures", [2, 3, 7])
+def test_cross_validation_leaves_whole_structures_out(structures):
+    """Few structures, measured again and again, as where one Choice is all that is structural."""
+    configs = [config for config in samples(structures, 40) for _ in range(12)]
+    values = np.array(scattered([80 + 0.3 * c["width"] for c in configs], 0.01))
+    z = FEATURES.matrix(configs)
+    group = np.repeat(np.arange(structures), 12)
+    for seed in range(8):
+        ours = cross_validate(FEATURES, z, values, folds=10, seed=seed, forms=("linear",), bends=False)
+        # As many folds as structures: each is predicted by all others, so all its samples alike, whatever the seed.
+        for each in range(structures):
+            found = values[group == each] * (1 + ours[group == each])
+            assert np.ptp(found) <= 1e-9 * found.max()
+            rest = Predictor.fit_rows(
+                "power_w",
+                FEATURES,
+                z[group != each],
+                values[group != each],
+                folds=0,
+                forms=("linear",),
+                bends=False,
+            )
+            assert found[0] == pytest.approx(rest.predict_rows(z[group == each])[0][0])
+    assert math.isfinite(Predictor.fit("power_w", FEATURES, configs, values).rmspe)
+
+
+def test_one_structure_alone_is_predicted_by_its_mean_and_not_cross_validated():
+    configs = samples(1) * 24
+    values = scattered([50.0] * 24, 0.02)
+    found = Predictor.fit("power_w", FEATURES, configs, values)
+    assert math.isnan(found.rmspe)
+    assert found.predict(configs[0]).mean == pytest.approx(np.mean(values), rel=0.01)
+    with pytest.raises(InvalidInput, match="at least two"):
+        cross_validate(FEATURES, FEATURES.matrix(configs), np.array(values))
+
+
 def test_leaving_one_out_is_what_refitting_without_it_gives():
     configs = samples(25)
     values = np.array(scattered([30 + c["width"] * c["depth"] for c in configs], 0.03))

@@ -94,8 +94,37 @@ def test_pruning_when_the_default_is_at_an_edge_or_alone():
 
 def test_pruning_keeps_all_when_nothing_reaches_the_target():
     pruning = Pruning([8, 16, 32], 16)
-    assert walk(pruning, {8: 1, 16: 1, 32: 1}, {8, 16, 32}) == [16, 32, 16, 32]
+    assert walk(pruning, {8: 1, 16: 1, 32: 1}, {8, 16, 32}) == [16, 8, 32, 16, 8, 32]
     assert pruning.batch_sizes == (8, 16, 32)
+
+
+def test_a_default_that_fails_prunes_neither_direction():
+    """Alg. 3, lines 3 to 5: b0 is explored, then b < b0 until one of them fails, then b > b0."""
+    costs = {8: 5.0, 16: 4.0, 32: 9.0, 64: 20.0}
+    pruning = Pruning(list(costs), 32)
+    assert walk(pruning, costs, {32}) == [32, 16, 8, 64, *[16, 8, 64]]
+    assert pruning.batch_sizes == (8, 16, 64)
+    assert pruning.default == 16
+
+
+def algorithm_3(sizes: list[int], default: int, costs: dict[int, float], fails: set[int]) -> list[int]:
+    """Lines 2 to 9 as they are printed; all sizes stay where none converged."""
+    path = []
+    for _ in range(2):
+        tried = [default]
+        for direction in (
+            sorted((b for b in sizes if b < default), reverse=True),
+            sorted(b for b in sizes if b > default),
+        ):
+            for size in direction:
+                tried.append(size)
+                if size in fails:
+                    break
+        path += tried
+        converged = [b for b in tried if b not in fails]
+        if converged:
+            sizes, default = converged, min(converged, key=lambda b: costs[b])
+    return path
 
 
 @given(
@@ -105,9 +134,11 @@ def test_pruning_keeps_all_when_nothing_reaches_the_target():
 def test_pruning_always_ends_and_keeps_only_sizes_that_converged(sizes, data):
     default = data.draw(st.sampled_from(sizes))
     fails = data.draw(st.sets(st.sampled_from(sizes)))
+    ranks = data.draw(st.permutations(range(len(sizes))))
+    costs = {size: float(rank) for size, rank in zip(sizes, ranks, strict=True)}
     pruning = Pruning(sizes, default)
-    path = walk(pruning, {s: float(s) for s in sizes}, fails)
-    assert len(path) <= 2 * len(sizes)
+    path = walk(pruning, costs, fails)
+    assert path == algorithm_3(sizes, default, costs, fails)
     good = set(path) - fails
     assert set(pruning.batch_sizes) <= (good or set(sizes))
 
@@ -137,6 +168,43 @@ def test_a_failed_run_does_not_lower_the_threshold():
     assert bandit.cost_limit == 200.0
     bandit.observe(8, 60.0, True)
     assert bandit.cost_limit == 120.0
+
+
+def test_a_batch_size_that_begins_to_crash_is_left():
+    """8 is the cheapest, until all of its runs end at once: what they spent is not what the target costs."""
+    cost = {8: 10.0, 16: 12.0}
+    bandit = ZeusBandit(list(cost), 16)
+    assert drive(bandit, cost, 30)[-10:] == [8] * 10
+    picks = []
+    for number in range(30, 80):
+        picks.append(bandit.choose(number).batch_size)
+        crashes = picks[-1] == 8
+        bandit.observe(picks[-1], 0.1 if crashes else 12.0, not crashes)
+    assert picks[-20:].count(16) > 15  # by what the crashes cost it would be 0
+
+
+def test_a_run_that_fails_counts_with_the_threshold_at_least():
+    bandit = ZeusBandit([8, 16], 8, beta=2.0)
+    for size, cost in ((8, 10.0), (16, 12.0), (8, 11.0), (16, 13.0)):
+        bandit.observe(size, cost, True, explored=True)
+    bandit.observe(16, 1.5, False)  # 2 x 10 is the threshold
+    bandit.observe(8, 50.0, False)  # beyond it, as the last epoch of a run may be
+    assert bandit.beliefs()[16].mean == pytest.approx((12.0 + 13.0 + 20.0) / 3)
+    assert bandit.beliefs()[8].mean == pytest.approx((10.0 + 11.0 + 50.0) / 3)
+
+
+def test_a_retry_is_with_another_batch_size():
+    """Section 4.4: "we stop the job and retry with another batch size"; the next recurrence may try it again."""
+    cost = {8: 10.0, 16: 12.0, 32: 12.5}
+    bandit = ZeusBandit(list(cost), 16)
+    drive(bandit, cost, 40)
+    bandit.observe(8, 20.0, False)
+    assert {bandit.choose(n, retry=True).batch_size for n in range(40, 240)} == {16, 32}
+    assert 8 in {bandit.choose(n).batch_size for n in range(40, 240)}
+    alone = ZeusBandit([64], 64)
+    drive(alone, {64: 5.0}, 4)
+    alone.observe(64, 10.0, False)
+    assert alone.choose(4, retry=True).batch_size == 64
 
 
 def test_draws_survive_restarts():

@@ -123,6 +123,26 @@ def test_algorithm_1_with_the_papers_setup():
     assert scheduler.expected == len(journal.segments) == 8 + 4 + 4 + 2 + 2 + 5
 
 
+@pytest.mark.parametrize("max_epochs", [1, 3, 5, 8, 10, 14, 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_nobody_trains_beyond_max_epochs(n, max_epochs):
+    """The one that is left has trained for max_epochs exactly, and ends so: what is explored is thrown away."""
+    scheduler = SM2(SIZES[:n], max_epochs=max_epochs, patience=None, side_by_side=True)
+    scheduler.start(Rules(lambda n: [], lambda values: [], None, False, 0))
+    expected = scheduler.expected
+    journal = drive(scheduler, plain)
+    assert max(journal.thorough.values()) == journal.thorough[n - 1] == max_epochs
+    assert len(journal.segments) == expected
+    halves = [n]
+    while halves[-1] > 1:
+        halves.append(-(-halves[-1] // 2))
+    explored = [len(group.segments) for group in journal.groups if "exploration" in group.label]
+    assert explored[: len(halves) - 1] == halves[:-1]
+    assert [s for s in journal.segments if s.last] == journal.segments[-1:]
+    assert journal.segments[-1].options["mode"] == "thorough"
+    assert sorted(journal.dropped) == list(range(n - 1))
+
+
 def test_explorations_carry_their_parameters_and_configurations_differ_in_the_batch_size_alone():
     journal = drive(
         SM2((8, 16), lrs=40, lr_range=(1e-4, 0.5), explore_fraction=0.1, side_by_side=True), plain

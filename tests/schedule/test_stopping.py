@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from statistics import median
 
 import pytest
@@ -29,6 +30,10 @@ def stopped_at(rule: StopRule, curve: list[float], metric: str = "loss", trial: 
         ([5, 5, 5], 1, 0.0, 2),
         ([5, 4.95, 4.9, 4.85, 4.8], 3, 0.1, None),  # 4.85 is more than 0.1 under 5
         ([5, 4.95, 4.92, 4.91, 4.9], 3, 0.1, 4),
+        # What never is a number does not improve either; the first that is does.
+        ([math.inf, math.inf, math.inf], 2, 0.0, 3),
+        ([5, 4, math.nan, math.nan, math.nan], 2, 0.0, 4),
+        ([math.nan, math.inf, 3, 2, math.nan, math.inf], 2, 0.0, 6),
     ],
 )
 def test_plateau(curve: list[float], patience: int, min_delta: float, epoch: int | None) -> None:

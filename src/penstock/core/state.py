@@ -112,6 +112,13 @@ class TrialRecord:
         """Whether it trains the full model in a study that tunes a narrow twin of it."""
         return self.segment.options.get("model") == "target"
 
+    @property
+    def explored(self) -> bool:
+        """Whether its latest report is of an exploration, whose weights are thrown away (SM2)."""
+        return bool(self.reports) and self.reports[-1].epoch - 1 in self.segment.options.get(
+            "explorations", ()
+        )
+
     def per_epoch(self, of: Callable[[Reported], float | None]) -> float | None:
         """The mean over its epochs of a figure of its reports, each of which is of all epochs since the one before.
 

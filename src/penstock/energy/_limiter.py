@@ -349,11 +349,17 @@ class PowerLimiter:
         self._tell(text)
 
     def _taken(self, low_w: float, high_w: float) -> PowerProfile | None:
-        """The known profile, of the limits that these devices take: cards of one name may take different ones."""
+        """The known profile, of the limits that these devices take: cards of one name may take different ones.
+
+        None where it leaves a step or more of what they take untried: the best may lie there.
+        """
         if self._known is None:
             return None
         limits = tuple(seen for seen in self._known.limits if low_w <= seen.limit_w <= high_w)
-        return replace(self._known, max_limit_w=high_w, limits=limits) if limits else None
+        tried_w = [seen.limit_w for seen in limits]
+        if not tried_w or max(high_w - max(tried_w), min(tried_w) - low_w) >= self._step_w:
+            return None
+        return replace(self._known, max_limit_w=high_w, limits=limits)
 
     def _load(self, key: str) -> PowerProfile | None:
         value = self._cache.get(key) if self._cache is not None else None

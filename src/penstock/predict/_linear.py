@@ -237,7 +237,8 @@ class Predictor:
         rmspe, inflate = math.nan, 1.0
         with one_thread():
             form = _choose(features, rows, y, usable, bends)
-        if folds > 1 and len(y) >= 2 * folds:
+        # Of one structure alone nothing can be left out: what it takes is its mean.
+        if folds > 1 and len(y) >= 2 * folds and (rows != rows[0]).any():
             errors = cross_validate(features, rows, y, folds=folds, seed=seed, forms=usable, bends=bends)
             rmspe = float(np.sqrt(np.mean(errors**2)))
             inflate = _inflation(_made(features, rows, y, form), errors)
@@ -469,15 +470,18 @@ def cross_validate(
     import numpy as np
 
     usable = _usable(features, tuple(forms))
-    order = np.random.default_rng(seed).permutation(len(values))
-    fold_of = np.empty(len(values), dtype=int)
-    fold_of[order] = np.arange(len(values)) % folds
-    seen: dict[bytes, int] = {}
-    for i, row in enumerate(rows):  # a structure that was measured twice is not predicted from itself
-        fold_of[i] = seen.setdefault(row.tobytes(), int(fold_of[i]))
+    # A structure that was measured twice is not predicted from itself: structures are dealt out to folds, not samples.
+    number: dict[bytes, int] = {}
+    structure = [number.setdefault(row.tobytes(), len(number)) for row in rows]
+    if len(number) < 2:
+        raise InvalidInput("Cross validation leaves structures out: collect samples of at least two.")
+    order = np.random.default_rng(seed).permutation(len(number))
+    dealt = np.empty(len(number), dtype=int)
+    dealt[order] = np.arange(len(number)) % folds
+    fold_of = dealt[structure]
     errors = np.empty(len(values))
     with one_thread():
-        for fold in range(folds):
+        for fold in range(min(folds, len(number))):
             out = fold_of == fold
             form = _choose(features, rows[~out], values[~out], usable, bends)
             mean, _ = _made(features, rows[~out], values[~out], form).predict(rows[out])

@@ -57,7 +57,8 @@ class Overhead:
         """The same with c and d lowered until each further trial or device still gains something.
 
         Fluid's lemmas 4 and 6: packing the p-th trial pays while ``alpha < p / (p - 1)``, the w-th device
-        while ``beta < w / (w - 1)``.
+        while ``beta < w / (w - 1)``. (Lemma 6 prints ``1 + 1 / d``, below which a device more than d would still gain;
+        Theorem 2's bound holds here, too.)
         """
         sharing, devices = self.max_sharing, self.max_devices
         while sharing > 1 and self.alpha >= sharing / (sharing - 1):

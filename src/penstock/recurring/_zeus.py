@@ -19,7 +19,7 @@ class Zeus(Policy):
     def choose(self, view: View, number: int, *, retry: bool = False) -> Choice:
         """The choice for decision ``number``; ``retry``: of a recurrence whose last run failed."""
         bandit = _told(view)
-        pick = bandit.choose(number, waiting=any(d.explore for d in view.pending))
+        pick = bandit.choose(number, waiting=any(d.explore for d in view.pending), retry=retry)
         limit_w, profile_w = profiled_limit(view, pick.batch_size)
         return Choice(pick.batch_size, limit_w, profile_w, pick.cost_limit, pick.explore)
 

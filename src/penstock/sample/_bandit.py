@@ -75,6 +75,7 @@ class Pruning:
     that reached the target survive; the cheapest of them is the next round's default. One size is explored at
     a time: ``expecting`` says which, ``report`` says how it went.
 
+    If the default itself fails, both directions are explored all the same: lines 4 and 5 end at a failure of their own.
     If no size reaches the target in a round, nothing was learnt about which to keep: all stay.
     """
 
@@ -104,9 +105,9 @@ class Pruning:
             self._good.append(batch_size)
             if cost < self._best_cost:
                 self._best_cost, self._best = cost, batch_size
-        elif batch_size in self._down:
+        elif batch_size < self.default:
             self._down = []  # "until convergence failure": the rest of this direction is pruned
-        else:
+        elif batch_size > self.default:
             self._up = []
         self._step()
 
@@ -228,11 +229,16 @@ class ZeusBandit:
         return min(reached)[1] if reached else self._pruning.default
 
     def beliefs(self) -> dict[int, Belief]:
-        """The belief in each remaining arm's mean cost, from the observations in the window."""
+        """The belief in each remaining arm's mean cost, from the observations in the window.
+
+        A run that did not reach the target counts with the early-stopping threshold at least: it would have cost more.
+        By what it spent, a batch size that crashes at once would look the cheapest of all and be run for ever.
+        """
+        least = self.cost_limit or 0.0
         costs: dict[int, list[float]] = {size: [] for size in self.batch_sizes}
-        for size, cost, _ in self._recent():
+        for size, cost, reached in self._recent():
             if size in costs:
-                costs[size].append(cost)
+                costs[size].append(cost if reached else max(cost, least))
         pooled = _relative_variance(costs.values())
         beliefs = {}
         for size, own in costs.items():
@@ -244,13 +250,14 @@ class ZeusBandit:
             beliefs[size] = posterior(own, self._prior, cost_variance=variance)
         return beliefs
 
-    def choose(self, number: int, *, waiting: bool = False) -> Pick:
+    def choose(self, number: int, *, waiting: bool = False, retry: bool = False) -> Pick:
         """The batch size for decision ``number``.
 
         Args:
             number: Counts decisions; with the seed it determines the draws.
             waiting: An exploratory run is under way. During pruning the job then runs with the best-known size
                 (section 4.4, "Handling concurrent job submissions").
+            retry: It is for a run that failed: "retry with another batch size" than the latest that did (section 4.4).
         """
         expecting = self._pruning.expecting
         if expecting is not None:
@@ -258,7 +265,11 @@ class ZeusBandit:
                 return Pick(self.best_known, False, self.cost_limit)
             return Pick(expecting, True, self.cost_limit)
         rng = random.Random(f"penstock.bandit/{self._seed}/{number}")
-        return Pick(thompson(self.beliefs(), rng), False, self.cost_limit)
+        beliefs = self.beliefs()
+        if retry:
+            failed = next((size for size, _, reached in reversed(self._observations) if not reached), None)
+            beliefs = {size: belief for size, belief in beliefs.items() if size != failed} or beliefs
+        return Pick(thompson(beliefs, rng), False, self.cost_limit)
 
     def observe(self, batch_size: int, cost: float, reached: bool, *, explored: bool = False) -> None:
         """Learn the cost of a run, in the order in which results arrive.

@@ -209,12 +209,13 @@ class SM2(Scheduler):
         if self._handed or not self._unopened:
             return None
         left, segments, thorough = len(self._unopened), 0, 0
-        while left > 1:
+        while thorough < self.thorough_max:
             segments += left
             left = -(-left // 2)
-            segments += left
-            thorough += self.thorough_epochs
-        return segments + 2 * max(0, -(-(self.thorough_max - thorough) // self.final_epochs))
+            if epochs := self._epochs(left, thorough):
+                segments += left
+                thorough += epochs
+        return segments
 
     def to_json(self) -> dict[str, object]:
         """Name and parameters."""
@@ -299,30 +300,35 @@ class SM2(Scheduler):
         self._label = f"round {self._round}, {'final' if final else 'thorough'} training"
         self._queue = []
         for lane in self._live:
-            left = max(1, self.thorough_max - lane.thorough)
-            epochs = min(left, self.final_epochs if final else self.thorough_epochs)
+            epochs = max(1, self._epochs(len(self._live), lane.thorough))
             self._queue.append(
                 Segment(
                     lane.trial,
                     start=lane.epoch,
                     until=lane.epoch + epochs,
-                    last=final and epochs == left,
+                    last=final and lane.thorough + epochs >= self.thorough_max,
                     options=self._options("thorough", lane),
                 )
             )
 
+    def _epochs(self, live: int, thorough: int) -> int:
+        """How many of ``max_epochs`` a round trains; one at least is kept for the last configuration.
+
+        It must not end with an exploration, whose weights are thrown away.
+        """
+        left = self.thorough_max - thorough
+        return min(left, self.final_epochs) if live == 1 else min(left - 1, self.thorough_epochs)
+
     def _phase_over(self, explored: bool) -> None:
         if explored:
             self._evaluate()
-            self._live = [lane for lane in self._live if lane.alive]
-            if not self._live:
-                self._over = True
-                return
-            self._train()
-            return
         self._live = [lane for lane in self._live if lane.alive]
         if not self._live:
             self._over = True
+            return
+        # Once too few epochs are left, rounds go on by explorations alone.
+        if explored and any(self._epochs(len(self._live), lane.thorough) for lane in self._live):
+            self._train()
             return
         if len(self._live) == 1 and (reason := self._exhausted(self._live[0])):
             self._stop(reason)

@@ -97,7 +97,7 @@ class _Watch(StopRule):
 
 @final
 class Plateau(_Watch):
-    """Stops a trial that has not improved for some epochs.
+    """Stops a trial that has not improved for some epochs. What is infinitely bad or not a number is no improvement.
 
     Args:
         metric: The metric to watch.
@@ -124,13 +124,16 @@ class Plateau(_Watch):
         """Learn a report."""
         reported = metrics.get(self.metric)
         self._heard = self._heard or reported is not None
-        if reported is None or reported != reported:
+        if reported is None:
             return None
-        value = self._sign * reported
-        best, best_epoch, latest = self._best.get(trial, (float("inf"), 0, 0))
+        value = (
+            self._sign * reported if reported == reported else float("inf")
+        )  # not a number: no improvement
+        known = self._best.get(trial)
+        best, best_epoch, latest = known or (float("inf"), 0, 0)
         if epoch <= latest:
             return None
-        if value < best - self.min_delta or best == float("inf"):
+        if known is None or value < best - self.min_delta:
             self._best[trial] = value, epoch, epoch
             return None
         self._best[trial] = best, best_epoch, epoch

@@ -875,7 +875,7 @@ class Study:
     def best(self) -> TrialRecord | None:
         """The best trial by its latest report; with several objectives, the first of ``best_trials``.
 
-        Failed trials don't count. None before the first report.
+        Failed trials don't count, nor what SM2 only explored. None before the first report.
         """
         ranked = self.best_trials
         return ranked[0] if ranked else None
