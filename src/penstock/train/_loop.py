@@ -203,8 +203,9 @@ class Trainer:
         self.optimizer, taken = task.build_optimizer(trainable, self.config, lr=lr)
         used |= taken
         self.steps_per_epoch = _steps(self.data.train.n, self.batch_size, task.drop_last)
-        total = task.epochs * self.steps_per_epoch
-        self.schedule, self._per_step, taken = task.build_schedule(self.optimizer, self.config, steps=total)
+        self.schedule, self._per_step, taken = task.build_schedule(
+            self.optimizer, self.config, steps_per_epoch=self.steps_per_epoch
+        )
         used |= taken
         if used and built:  # nobody saw which names the factory of a given model looked at
             _warn_once(task.check_names(config, used, certain=not task.factory_gets_all))
