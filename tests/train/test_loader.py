@@ -250,3 +250,16 @@ def test_shared_loads_once_per_key_and_drops_the_oldest():
     shared("a", load)  # pushed out by four others
     assert len(calls) == 6
     _loader.forget()
+
+
+@pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.parametrize(
+    "sample", [lambda i: torch.zeros(i + 1), lambda i: [0.0] * (i + 1)], ids=["tensors", "lists"]
+)
+def test_samples_of_several_lengths_are_refused_with_the_remedy(preload, sample):
+    class Sentences(Squares):
+        def __getitem__(self, i):
+            return sample(i), i
+
+    with pytest.raises(InvalidInput, match=r"differ in shape .*Pad"):
+        list(load_split(Sentences(5), CPU, limit_bytes=None, preload=preload).batches(2))

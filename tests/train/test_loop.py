@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -679,3 +680,47 @@ def test_a_checkpoint_of_another_model_is_refused():
     state = Trainer(task, {"lr": 0.1, "width": 3}, seed=0).state()
     with pytest.raises(InvalidInput, match="does not fit"):
         Trainer(task, {"lr": 0.1, "width": 4}, seed=0).load_state(state)
+
+
+def numbers(dtype=torch.float32, n=64):
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return (x, x.sum(1).float()), (x, x.sum(1).float())
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, nn.MSELoss()])
+def test_a_loss_that_compares_each_output_with_every_target_is_refused(loss):
+    trainer = Trainer(Task(lambda: nn.Linear(6, 1), Data(*numbers()), loss), {"lr": 0.1}, seed=0)
+    with pytest.raises(InvalidInput, match=r"every target.*\[64\].*\[64, 1\].*nn\.Flatten\(0\)"):
+        trainer.train_epoch()
+
+
+def test_other_warnings_of_a_loss_are_left_alone():
+    def loss(output, targets):
+        warnings.warn("mind the gap", UserWarning, stacklevel=1)
+        return F.mse_loss(output.squeeze(1), targets)
+
+    trainer = Trainer(Task(lambda: nn.Linear(6, 1), Data(*numbers()), loss), {"lr": 0.1}, seed=0)
+    with pytest.warns(UserWarning, match="mind the gap"):
+        trainer.train_epoch()
+
+
+def test_inputs_of_doubles_for_a_model_of_floats_are_refused_with_the_remedy():
+    def train_with(model):
+        task = Task(
+            model, Data(*numbers(torch.float64)), lambda o, t: F.mse_loss(o.squeeze(1), t.to(o.dtype))
+        )
+        Trainer(task, {"lr": 0.1}, seed=0).train_epoch()
+
+    with pytest.raises(InvalidInput, match=r"float64.*x\.float\(\)"):
+        train_with(lambda: nn.Linear(6, 1))
+    train_with(lambda: nn.Linear(6, 1).double())
+
+
+def test_a_last_batch_of_one_before_a_batch_norm_is_refused_with_the_remedy():
+    def train_with(**options):
+        task = Task(net, make_data(99), F.cross_entropy, batch_size=13, **options)  # 66 = 5 * 13 + 1
+        Trainer(task, {"lr": 0.1}, seed=0).train_epoch()
+
+    with pytest.raises(InvalidInput, match=r"66 samples in batches of 13.*drop_last=True"):
+        train_with()
+    train_with(drop_last=True)

@@ -432,7 +432,7 @@ def test_nested_loops_are_refused(tmp_path: Path) -> None:
 
     end = run(train, tmp_path)
     assert end.status == "failed"
-    assert end.reason.startswith("penstock.core.errors.InvalidInput: run.epochs() is already")
+    assert end.reason.startswith("InvalidInput: run.epochs() is already")
 
 
 def test_the_meter_is_read_once_per_epoch(tmp_path: Path) -> None:

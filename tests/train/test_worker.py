@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.train._run import Run
+from penstock.train._task import Task
 from penstock.train._worker import End, Settings, Spec, execute
 
 
@@ -149,3 +150,17 @@ def test_who_reports_too_late_for_a_scheduler_is_told_what_it_was_given(
     assert end.status == "failed"
     assert f"reported nothing {named} all it was given" in end.reason
     assert "min_epochs" in end.reason
+
+
+def test_what_penstock_refuses_by_itself_shows_no_frames_of_its_own(tmp_path: Path) -> None:
+    end = run(Task(lambda: None, ([[1.0]], [1.0]), len), tmp_path)
+    assert end.reason.startswith("InvalidInput: ")
+    assert end.error == ""
+    nan = run(lambda run: {"loss": float("nan")}, tmp_path)
+    assert "nan" in nan.reason
+    assert nan.error == ""
+
+
+def test_a_mistake_inside_penstock_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Run, "_finish")  # stands for a bug: its frames are all there is to find it by
+    assert "train/_worker.py" in run(lambda run: {"loss": 1.0}, tmp_path).error

@@ -13,6 +13,7 @@ from penstock.core.errors import PenstockError, SensorError
 from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor, Window, wait_for_gpu
 from penstock.recurring._history import Decision, JobSpec, Result
 from penstock.recurring._target import Target
+from penstock.train import Task
 from penstock.train._checkpoint import MemoryCheckpoints, Report
 from penstock.train._worker import Settings, Spec, execute
 
@@ -274,7 +275,7 @@ def launch(
         gauge = Gauge(meter, spec, decision, guard, slice_s=slice_s)
         judge = _Judge(target, gauge, decision.cost_limit)
         end = execute(
-            work,
+            work.over(max_epochs) if isinstance(work, Task) else work,
             Spec(decision.number, dict(config), seed, 0, max_epochs, True, None, None, 0, 0),
             Settings(None, (target.metric,), make_meter=lambda _: gauge),
             judge,

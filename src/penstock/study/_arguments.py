@@ -178,6 +178,11 @@ def check_width(planner: Any, executor: Executor) -> None:
         )
 
 
+def longest(scheduler: Scheduler) -> int | None:
+    """Training epochs of a trial that is never given up; None: as the work likes."""
+    return scheduler.thorough_max if isinstance(scheduler, SM2) else scheduler.max_epochs
+
+
 def check_command(work: Any, scheduler: Scheduler) -> None:
     """Refuse what only the inside of a training loop could do."""
     if not isinstance(scheduler, SM2):
@@ -263,4 +268,5 @@ __all__ = [
     "check_work",
     "compose",
     "is_number",
+    "longest",
 ]

@@ -62,6 +62,7 @@ from penstock.study._arguments import (
     check_work,
     compose,
     is_number,
+    longest,
 )
 from penstock.study._bounds import check_bounds, check_probe, find_predictors, gate_of, limited
 from penstock.study._defaults import told
@@ -200,6 +201,8 @@ class Study:
         self.work = check_work(work, self.space)
         self.budget = check_type("budget", budget, Budget, Budget())
         self.scheduler, self.sampler = compose(scheduler, sampler, self.budget, self.work, self.goal)
+        if isinstance(self.work, Task):
+            self.work = self.work.over(longest(self.scheduler))
         # Nothing was said of how to search. People choose domains around what is usual, so that is tried first.
         by_default = scheduler is None and sampler is None and budget is None and isinstance(self.work, Task)
         self._first: list[Mapping[str, Any]] | None = None

@@ -233,7 +233,7 @@ class Streamed(Source):
         self.depth = depth
         if self._is_dataset:
             self.n = len(data)
-            sample, self.rebuild = flatten(_pair(default_collate([data[0]])))
+            sample, self.rebuild = flatten(_pair(_collate([data[0]])))
             self._row_bytes = max(1, sum(leaf.nbytes for leaf in sample))
             self.pair = len(sample) == 2 and all(isinstance(part, Tensor) for part in self.rebuild(sample))
         else:
@@ -253,7 +253,7 @@ class Streamed(Source):
             numbers = index.tolist()
             many = getattr(self._data, "__getitems__", None)
             items = many(numbers) if many is not None else [self._data[i] for i in numbers]
-            leaves, _ = flatten(_pair(default_collate(items)))
+            leaves, _ = flatten(_pair(_collate(items)))
         else:
             leaves = [torch.index_select(leaf, 0, index) for leaf in self._leaves]
         if self.device.type == "cuda":
@@ -341,6 +341,18 @@ def _pair(sample: Any) -> Batch:
     return sample, sample
 
 
+def _collate(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise InvalidInput(
+            f"Samples of the dataset differ in shape ({error}), and a batch has one. Pad or cut them in the dataset, "
+            "all to one length; or make batches yourself, in a function train(run)."
+        ) from error
+
+
 def _as_tensors(node: Any) -> Any:
     leaves, rebuild = flatten(node)
     return rebuild(leaves)
@@ -382,7 +394,7 @@ def load_split(data: Any, device: torch.device, *, limit_bytes: int | None, prel
     # Preprocessed once: every sample goes through the dataset's transforms a single time per worker.
     block = min(1024, streamed.n)
     pieces = [
-        flatten(_pair(default_collate([data[i] for i in range(low, min(low + block, streamed.n))])))[0]
+        flatten(_pair(_collate([data[i] for i in range(low, min(low + block, streamed.n))])))[0]
         for low in range(0, streamed.n, block)
     ]
     whole = [torch.cat(column) for column in zip(*pieces, strict=True)]

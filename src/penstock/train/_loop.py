@@ -25,7 +25,7 @@ from torch import Tensor
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
 from penstock.train._layout import lay_out
-from penstock.train._loader import Loaded, Source, derive, order_of
+from penstock.train._loader import Loaded, Source, derive, flatten, order_of
 from penstock.train._seeding import seed_torch
 
 if TYPE_CHECKING:
@@ -203,8 +203,9 @@ class Trainer:
         self.optimizer, taken = task.build_optimizer(trainable, self.config, lr=lr)
         used |= taken
         self.steps_per_epoch = _steps(self.data.train.n, self.batch_size, task.drop_last)
-        total = task.epochs * self.steps_per_epoch
-        self.schedule, self._per_step, taken = task.build_schedule(self.optimizer, self.config, steps=total)
+        self.schedule, self._per_step, taken = task.build_schedule(
+            self.optimizer, self.config, steps_per_epoch=self.steps_per_epoch
+        )
         used |= taken
         if used and built:  # nobody saw which names the factory of a given model looked at
             _warn_once(task.check_names(config, used, certain=not task.factory_gets_all))
@@ -282,10 +283,18 @@ class Trainer:
         batches = source.batches(self.batch_size, order=order, start=self.step, drop_last=self.task.drop_last)
         every = self.task.checkpoint_steps if save is not None else None
         self.model.train()
-        if every is None:
-            self.run_steps(batches)
-        else:
-            self._run_steps_saving(batches, every, save)
+        try:
+            if every is None:
+                self.run_steps(batches)
+            else:
+                self._run_steps_saving(batches, every, save)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error) or source.n % self.batch_size != 1:
+                raise
+            raise InvalidInput(
+                f"{source.n} samples in batches of {self.batch_size} leave a last batch of one, of which a batch norm "
+                "knows no variance: give the task drop_last=True."
+            ) from error
         train_loss = self._mean_loss()
         self.epoch += 1
         self.step = 0
@@ -372,10 +381,29 @@ class Trainer:
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
         inputs, targets = batch
-        with no_trace(self.model, self.device), torch.enable_grad(), self._autocast():
-            output = forward(self.model, inputs)
-            loss = self.task.loss(output, targets)
         name = getattr(self.task.loss, "__name__", type(self.task.loss).__name__)
+        with no_trace(self.model, self.device), torch.enable_grad(), self._autocast():
+            try:
+                output = forward(self.model, inputs)
+            except RuntimeError as error:
+                doubles = any(leaf.dtype == torch.float64 for leaf in flatten(inputs)[0])
+                if not doubles or any(p.dtype == torch.float64 for p in self.model.parameters()):
+                    raise
+                raise InvalidInput(
+                    f"The inputs are float64 and the model is not ({error}): give them as float32, by "
+                    'x.astype("float32") or x.float().'
+                ) from error
+            with warnings.catch_warnings():
+                # torch's own losses tell where they compare each output with every target. Nobody sees a worker's
+                # warnings, and the figures would be wrong.
+                warnings.filterwarnings("error", "Using a target size", UserWarning)
+                try:
+                    loss = self.task.loss(output, targets)
+                except UserWarning as error:
+                    raise InvalidInput(
+                        f"loss={name} would compare each output with every target: {str(error).split('. ')[0]}. "
+                        "nn.Flatten(0) as the last layer makes (rows,) of (rows, 1); y[:, None] the other way round."
+                    ) from error
         if not isinstance(loss, Tensor):
             raise InvalidInput(
                 f"loss={name} returned a {type(loss).__name__}; it must return a scalar tensor."

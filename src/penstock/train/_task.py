@@ -103,8 +103,9 @@ class Task:
         epochs: Epochs of a training whose scheduler sets no other budget.
         batch_size: Where the configuration has none.
         schedule: ``schedule(optimizer, steps)`` gives a torch lr scheduler that is stepped after every batch;
-            ``schedule(optimizer, epochs)`` or ``schedule(optimizer)`` one stepped after every epoch.
-            Further parameters come from the configuration.
+            ``schedule(optimizer, epochs)`` or ``schedule(optimizer)`` one stepped after every epoch. Steps and
+            epochs are those of a training that is never given up: ``max_epochs`` of the scheduler or the recurring
+            job, else the task's ``epochs``. Further parameters come from the configuration.
         clip_norm: Clip the gradients' global norm.
         amp: Mixed precision: bfloat16 where the device has it, else float16 with loss scaling.
         target: ``("accuracy", 0.97)`` ends the training at that value or above, ``("perplexity", "<=", 30)`` at or
@@ -123,6 +124,7 @@ class Task:
     """
 
     surrogate: Surrogate | None = None  # builds a narrow twin instead of the model: set by ``narrowed``
+    span: int | None = None  # epochs of its lr schedules, if not its own: set by ``over``
     channels_last: bool | None = None  # of tasks that older versions pickled
 
     def __init__(
@@ -237,6 +239,14 @@ class Task:
         """This task with another twin; None: with the model as the factory makes it."""
         other = copy.copy(self)
         other.surrogate = surrogate
+        return other
+
+    def over(self, epochs: int | None) -> Task:
+        """This task with lr schedules that go over so many epochs; None: as it is."""
+        if epochs is None or self.schedule is None:
+            return self
+        other = copy.copy(self)
+        other.span = epochs
         return other
 
     def full(self) -> Task:
@@ -368,8 +378,11 @@ class Task:
             self.surrogate.scale(made)
         return made, used
 
-    def build_schedule(self, optimizer: Any, config: Config, *, steps: int) -> tuple[Any, bool, set[str]]:
+    def build_schedule(
+        self, optimizer: Any, config: Config, *, steps_per_epoch: int
+    ) -> tuple[Any, bool, set[str]]:
         """The lr scheduler (or None), whether it is stepped per batch, and the names it took."""
+        epochs = self.span or self.epochs
         if self.schedule is None:
             return None, False, set()
         names, _ = _parameters(self.schedule)
@@ -377,9 +390,9 @@ class Task:
         used: set[str] = set()
         for name in names[1:]:
             if name == "steps":
-                kwargs[name] = steps
+                kwargs[name] = epochs * steps_per_epoch
             elif name == "epochs":
-                kwargs[name] = self.epochs
+                kwargs[name] = epochs
             elif name in config:
                 kwargs[name] = config[name]
                 used.add(name)

@@ -24,6 +24,7 @@ _ERROR_CHARS = 64_000
 TARGET_REACHED = "target_reached"
 """The metric by which a Task tells, once, that it has reached its target."""
 _REASON_CHARS = 300
+_ERRORS = f"{PenstockError.__module__}."  # users know them by another name
 
 
 class Spec(NamedTuple):
@@ -342,7 +343,7 @@ def run_all(
 def one_line(error: BaseException) -> str:
     """The last line of a traceback."""
     lines = traceback.format_exception_only(error)
-    text = clean(lines[-1].strip()) if lines else type(error).__name__
+    text = clean(lines[-1].strip()).removeprefix(_ERRORS) if lines else type(error).__name__
     return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
 
 
@@ -352,9 +353,14 @@ def clean(text: str) -> str:
 
 
 def user_traceback(error: BaseException, *, reason: str | None = None) -> str:
-    """The traceback without Penstock's own frames; ``reason`` stands in for the exception's own line."""
+    """The traceback without Penstock's own frames; ``reason`` stands in for the exception's own line.
+
+    Empty where Penstock refused something by itself: the reason says it all.
+    """
     report = traceback.TracebackException.from_exception(error)
     _strip(report, set())
+    if not report.stack and report.__cause__ is None and report.__context__ is None:
+        return ""
     if reason is None:
         text = "".join(report.format())
     else:
@@ -371,7 +377,7 @@ def _strip(report: traceback.TracebackException, seen: set[int]) -> None:
         return
     seen.add(id(report))
     users = [frame for frame in report.stack if not _ours(frame.filename)]
-    if users:
+    if users or (report.exc_type is not None and issubclass(report.exc_type, PenstockError | Unwind)):
         report.stack = traceback.StackSummary.from_list(users)
     for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if other is not None:
