@@ -371,7 +371,8 @@ def test_a_winner_ended_by_patience_says_so():
     assert done.best.id == winner.id
 
 
-def test_what_an_exploration_showed_is_no_result(tmp_path):
+@pytest.mark.parametrize("end", ["trained", "explored"])
+def test_what_an_exploration_showed_is_no_result(tmp_path, end):
     """SM2 4.4: explorations do not contribute to the final model's performance.
 
     Here the learning rate alone decides. Those it drops have shown lower losses, on weights that no longer exist.
@@ -386,11 +387,15 @@ def test_what_an_exploration_showed_is_no_result(tmp_path):
                 loss=1.0 / size if explores else 10.0 / size, **({"sm2_lr": 1.0 / size} if explores else {})
             )
 
-    scheduler = pk.SM2(alpha=0.0, beta=0.0, thorough_epochs=1, final_epochs=2, max_epochs=3, patience=None)
-    done = study(train, pk.Local(1), scheduler=scheduler, store=tmp_path / "study.db").run()
+    # 4 + 2 + 2 epochs of two rounds, 2 of the last one; the budget ends the study with its next exploration.
+    scheduler = pk.SM2(
+        alpha=0.0, beta=0.0, thorough_epochs=1, final_epochs=2, max_epochs=3 if end == "trained" else 30
+    )
+    budget = pk.Budget(epochs=11)
+    done = study(train, pk.Local(1), scheduler=scheduler, budget=budget, store=tmp_path / "study.db").run()
     winner = min(done.trials, key=lambda trial: trial.config["batch_size"])
     others = [trial for trial in done.trials if trial.id != winner.id]
-    assert winner.status.value == "completed"
+    assert (winner.epoch, winner.explored) == ((5, False) if end == "trained" else (6, True))
     assert all(trial.metrics["loss"] < winner.metrics["loss"] for trial in others)
     assert done.best.id == winner.id
     assert done.load_state()["epoch"] == winner.epoch - 1

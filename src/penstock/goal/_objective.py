@@ -117,8 +117,9 @@ def metrics_of(record: TrialRecord, *, once: bool = True) -> dict[str, float]:
 def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """The trials that have a score, best first. Failed ones and those that violate a limit don't count.
 
-    Nor does what an exploration of SM2 showed, where a trial has trained since: its weights are thrown away, and "does
-    not contribute to the final model's performance" (SM2 4.4).
+    Nor do trials that SM2 explored last, where others have trained since: the weights are thrown away, and that
+    "does not contribute to the final model's performance" (SM2 4.4). Where all were explored last, those with the most
+    epochs count.
 
     Once the full model is trained, neither do trials of its narrow twin: they only stand for it. Nor does a
     model whose configuration was overtaken on the twin after its transfer: which ones are trained, and how far, is a
@@ -130,7 +131,9 @@ def ranked(goal: Goal, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         if record.status is not TrialStatus.FAILED and not record.violated
     ]
     pairs = [(record, values) for record, values in scored if values is not None]
-    pairs = [pair for pair in pairs if not pair[0].explored] or pairs
+    if explored := [record.epoch for record, _ in pairs if record.explored]:
+        most = max(explored) if len(explored) == len(pairs) else math.inf
+        pairs = [pair for pair in pairs if not pair[0].explored or pair[0].epoch == most]
     pairs = [pair for pair in pairs if pair[0].is_target] or pairs
     # A half-trained one that a better configuration has replaced is no result, however little it drew.
     whole = [pair for pair in pairs if pair[0].is_target and pair[0].status is TrialStatus.COMPLETED]

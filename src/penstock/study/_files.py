@@ -107,7 +107,7 @@ class CheckpointKeeper:
     def _key(self, record: TrialRecord) -> tuple[float, ...] | None:
         """As ``ranked``: whole trainings of the full model, overtaken ones, others of it, those of its twin.
 
-        Of each, what was only explored last comes last.
+        Of each, what was explored last comes last, the fewest epochs at the end.
         """
         fit = record.status is not TrialStatus.FAILED and not record.violated
         values = self._goal.score(record) if fit else None
@@ -115,7 +115,8 @@ class CheckpointKeeper:
             return None
         tier = 0 if _whole(record) else 2 if record.is_target else 3
         parent = record.parent or 0 if _whole(record) else 0
-        return (tier + (tier == 0 and record.overtaken), record.explored, *values, parent, record.id)
+        explored = (1, -record.epoch) if record.explored else (0, 0)
+        return (tier + (tier == 0 and record.overtaken), *explored, *values, parent, record.id)
 
     def _spares(self, loser: TrialRecord, winner: TrialRecord | None) -> bool:
         if winner is None or not (_whole(loser) and loser.overtaken and not loser.violated):
