@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 
 import penstock as pk
 from penstock.cli._app import app
-from penstock.core import Noted, SessionOpened, TrialStatus
+from penstock.cli._recur import _stored
+from penstock.core import Noted, SessionOpened, TrialStatus, VirtualClock
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
 from penstock.recurring import RecurringJob
@@ -167,6 +169,25 @@ def test_a_report_counts_the_runs_of_a_job_as_its_status_does(tmp_path):
     text, _ = jobs_alone(tmp_path / "s.db")
     assert (status["results"], status["reached"], len(status["under_way"])) == (1, 1, 1)
     assert text.startswith("job nightly: 1 run, 1 reached the target, 1 under way; 5 J in all")
+
+
+@pytest.mark.parametrize(
+    ("give_up_s", "state"), [(None, "lost"), (1e6, "under way"), (math.inf, "under way")]
+)
+def test_a_run_that_never_came_back_is_lost_once_its_job_waits_no_more(tmp_path, give_up_s, state):
+    """Decided two days ago; a job waits for a day, or as long as it says. As its status says it, too."""
+    two_days_ago = VirtualClock(time.time() - 2 * 86_400)
+    options = {"batch_sizes": [8, 16], "default": 8, "give_up_s": give_up_s, "store": tmp_path / "s.db"}
+    with RecurringJob("nightly", clock=two_days_ago, **options) as job:
+        job.observe(job.decide(), epochs=3, time_s=1.0, energy_j=5.0, reached=True)
+        job.decide()
+    text, told = jobs_alone(tmp_path / "s.db")
+    assert text.startswith(f"job nightly: 1 run, 1 reached the target, 1 {state}; 5 J in all")
+    assert [run["state"] for run in told["recurring"][0]["runs"]] == ["reached", state]
+    (status,) = _stored(str(tmp_path / "s.db"))
+    assert (status["under_way"], status["lost"]) == (([], [1]) if state == "lost" else ([1], []))
+    with RecurringJob("nightly", **options) as job:
+        assert job.status()["lost"] == status["lost"]
 
 
 def test_a_store_with_nothing_but_a_recurring_job_has_a_report(tmp_path):

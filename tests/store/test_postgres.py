@@ -1,5 +1,6 @@
 """What is particular to PostgreSQL: secrets, rights, and connections lost at the worst moments."""
 
+import os
 import re
 import socket
 import threading
@@ -302,3 +303,23 @@ def test_a_lost_answer_and_no_way_back(
     store.append(study, numbered(10, 40))
     assert [event for _, event in store.read(study)] == numbered(0, 40)
     store.close()
+
+
+def test_a_machine_that_goes_down_is_noticed_within_minutes(postgres_url: str) -> None:
+    """By what the system is told of both ends: its default of two hours would keep a dead driver's lock as long."""
+    with open_store(postgres_url, write=True) as store:
+        connection = store._backend._connection  # type: ignore[attr-defined]
+        ask = connection.exec_driver_sql
+        served = [int(ask(f"SHOW tcp_keepalives_{name}").scalar()) for name in ("idle", "interval", "count")]
+        assert served[0] + served[1] * served[2] <= 120
+        assert min(served) > 0  # 0: not on this connection
+        with socket.socket(fileno=os.dup(connection.connection.dbapi_connection.fileno())) as ours:
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle_s, interval_s, count = (ours.getsockopt(socket.IPPROTO_TCP, each) for each in options)
+            assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert idle_s + interval_s * count <= 120
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+    with open_store(f"{postgres_url}&keepalives_idle=7", write=False) as reader:
+        driver = reader._backend._connection.connection.dbapi_connection  # type: ignore[attr-defined]
+        with socket.socket(fileno=os.dup(driver.fileno())) as ours:
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7

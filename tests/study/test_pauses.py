@@ -27,9 +27,9 @@ from penstock.core import (
 )
 from penstock.plan import _fluid
 from penstock.schedule import StopRule
-from penstock.store import open_store
 from penstock.study._ledger import Foresight, Ledger
 from penstock.testing.executors import segment
+from penstock.testing.journals import events_in
 
 ALONE = pk.Overhead(alpha=2.5, epsilon_s=1.0)  # neither sharing nor spreading pays
 
@@ -68,14 +68,6 @@ def study(work: Any, planner: Any, store: Any = False, **options: Any) -> pk.Stu
     )
 
 
-def journal(path: Path) -> list[Event]:
-    store = open_store(path, write=False)
-    try:
-        return [event for _, event in store.read(store.find().id)]
-    finally:
-        store.close()
-
-
 def results(done: pk.Study) -> dict[int, Any]:
     return {r.id: [(p.epoch, dict(p.metrics)) for p in r.reports] for r in done.trials}
 
@@ -91,7 +83,7 @@ def test_a_rung_of_three_on_two_devices_ends_after_one_and_a_half(tmp_path: Path
     fluid.state.validate()
     assert results(fluid) == results(plain)
     assert plain.state.spent_s - fluid.state.spent_s == pytest.approx(120 - 91)
-    events = journal(tmp_path / "s.db")
+    events = events_in(tmp_path / "s.db")
     (paused,) = pauses(events)
     assert paused.epoch == 6
     (again,) = [e for e in events if isinstance(e, Started) and e.trial == paused.trial and e.start == 6]
@@ -103,13 +95,13 @@ def test_a_rung_of_three_on_two_devices_ends_after_one_and_a_half(tmp_path: Path
 
 def test_who_does_not_save_in_every_epoch_is_never_paused(tmp_path: Path) -> None:
     fluid = study(rarely, pk.Fluid(), tmp_path / "s.db").run()
-    assert not pauses(journal(tmp_path / "s.db"))
+    assert not pauses(events_in(tmp_path / "s.db"))
     assert results(fluid) == results(study(rarely, None).run())
 
 
 def test_a_study_that_is_cut_off_while_a_trial_pauses_goes_on_from_there(tmp_path: Path) -> None:
     whole = study(curve, pk.Fluid(), tmp_path / "whole.db").run()
-    (paused,) = pauses(journal(tmp_path / "whole.db"))
+    (paused,) = pauses(events_in(tmp_path / "whole.db"))
     for number, after_s in enumerate((-5.0, 0.0, 15.0, 35.0)):
         path = tmp_path / f"cut{number}.db"
         study(curve, pk.Fluid(), path, budget=pk.Budget(time_s=paused.time_s + after_s)).run()
@@ -123,7 +115,7 @@ def test_a_budget_of_epochs_that_ends_around_a_pause_holds(epochs: int, tmp_path
     """27 + 18 epochs of earlier rungs, then three trials of six more, one of which pauses after three of them."""
     done = study(curve, pk.Fluid(), tmp_path / "s.db", budget=pk.Budget(epochs=epochs)).run()
     assert done.state.epochs == epochs
-    reported = [(e.trial, e.epoch) for e in journal(tmp_path / "s.db") if isinstance(e, Reported)]
+    reported = [(e.trial, e.epoch) for e in events_in(tmp_path / "s.db") if isinstance(e, Reported)]
     assert len(reported) == len(set(reported))
     resumed = pk.Study.load(tmp_path / "s.db", budget=pk.Budget()).run()
     assert results(resumed) == results(study(curve, None).run())
@@ -156,7 +148,7 @@ def test_a_trial_that_is_dropped_while_it_pauses_stays_ended(tmp_path: Path) -> 
         7,
         7,
     ]
-    assert not pauses(journal(tmp_path / "s.db"))
+    assert not pauses(events_in(tmp_path / "s.db"))
 
 
 def test_the_ledger_knows_who_saves_and_what_is_left_after_a_pause() -> None:
@@ -227,5 +219,5 @@ def test_on_real_workers_paused_trials_end_as_those_that_were_not(
 
     plain = tune(None, "plain.db")
     fluid = tune(pk.Fluid(pk.Overhead(alpha=2.5, epsilon_s=0.001)), "fluid.db")
-    assert pauses(journal(tmp_path / "fluid.db"))
+    assert pauses(events_in(tmp_path / "fluid.db"))
     assert results(fluid) == results(plain)

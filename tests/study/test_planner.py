@@ -24,9 +24,9 @@ from penstock.core import (
 )
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.execute import Job
-from penstock.store import open_store
 from penstock.study._ledger import Foresight, Ledger
 from penstock.testing.executors import Drive, segment
+from penstock.testing.journals import events_in
 
 OVERHEAD = pk.Overhead(alpha=1.3, beta=1.05, max_sharing=2, max_devices=8, epsilon_s=3.0)
 SPACE = pk.Space(x=pk.Float(0, 1), y=pk.Float(0, 1))
@@ -71,14 +71,6 @@ def study(scheduler: Any, sampler: Any, planner: Any = None, devices: int = 8, *
     )
 
 
-def journal(path: Path) -> list[Event]:
-    store = open_store(path, write=False)
-    try:
-        return [event for _, event in store.read(store.find().id)]
-    finally:
-        store.close()
-
-
 def check_devices(events: list[Event], devices: int) -> float:
     """Nobody gets what another has, by the journal; returns the device-seconds held."""
     held: dict[int, tuple[Share, ...]] = {}
@@ -116,7 +108,7 @@ def test_every_scheduler_ends_sooner_with_the_same_trials(name: str) -> None:
 @pytest.mark.parametrize("name", ["Hyperband", "ASHA", "PBT"])
 def test_devices_are_never_given_out_twice(name: str, tmp_path: Path) -> None:
     done = study(*SCHEDULERS[name](), pk.Fluid(), store=tmp_path / "s.db").run()
-    events = journal(tmp_path / "s.db")
+    events = events_in(tmp_path / "s.db")
     used = check_devices(events, 8)
     assert 0 < used <= 8 * done.state.spent_s * (1 + 1e-9)
     widths = [sum(s.fraction for s in e.shares) for e in events if isinstance(e, Started | Resized)]
@@ -135,7 +127,7 @@ def test_failures_are_retried_and_nobody_is_lost(tmp_path: Path) -> None:
     plain = study(*SCHEDULERS["Halving"]()).run()
     assert sum(record.retries for record in done.trials) > 3
     assert {r.id: r.metrics for r in done.trials} == {r.id: r.metrics for r in plain.trials}
-    check_devices(journal(tmp_path / "s.db"), 8)
+    check_devices(events_in(tmp_path / "s.db"), 8)
 
 
 def test_a_resumed_study_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
@@ -151,7 +143,7 @@ def test_a_resumed_study_ends_as_one_that_was_not_interrupted(tmp_path: Path) ->
 
 def test_concurrency_is_free_of_the_number_of_devices(tmp_path: Path) -> None:
     study(*SCHEDULERS["ASHA"](), pk.Fluid(concurrency=16), devices=4, store=tmp_path / "s.db").run()
-    events = journal(tmp_path / "s.db")
+    events = events_in(tmp_path / "s.db")
     assert next(e.want for e in events if isinstance(e, Submitted)) == 16
     under_way, most = set[int](), 0
     for event in events:
@@ -170,7 +162,7 @@ def test_brackets_begin_early_enough_to_fill_shared_devices(tmp_path: Path) -> N
         path = tmp_path / f"{name} {concurrency}.db"
         done = study(*SCHEDULERS[name](), pk.Fluid(concurrency=concurrency), store=path).run()
         return next(
-            e.time_s for e in journal(path) if isinstance(e, Submitted) and "bracket 0" in e.label
+            e.time_s for e in events_in(path) if isinstance(e, Submitted) and "bracket 0" in e.label
         ), done
 
     narrow_s, narrow = run("Hyperband", 16)  # one for each place
@@ -189,7 +181,7 @@ def test_a_sampler_that_learns_shares_devices_where_rungs_are_compared_as_a_whol
     name: str, ahead: int, tmp_path: Path
 ) -> None:
     study(*SCHEDULERS[name](), pk.Fluid(), devices=4, store=tmp_path / "s.db").run()
-    first = next(event for event in journal(tmp_path / "s.db") if isinstance(event, Submitted))
+    first = next(event for event in events_in(tmp_path / "s.db") if isinstance(event, Submitted))
     assert (first.want, len(first.segments)) == (ahead, ahead)
 
 
@@ -211,7 +203,7 @@ def test_idle_devices_go_to_the_best_trial_or_evenly(tmp_path: Path) -> None:
         ).run()
         assert done.best is not None
         widths[idle] = {}
-        for event in journal(tmp_path / f"{idle}.db"):
+        for event in events_in(tmp_path / f"{idle}.db"):
             if isinstance(event, Started | Resized):
                 widths[idle][event.trial == done.best.id] = len(event.shares)
             elif isinstance(event, Ended):
@@ -388,7 +380,7 @@ def test_trials_hand_devices_over_at_the_epoch_that_was_chosen(
     options: dict[str, Any] = {"devices": devices, "overhead": pk.Overhead(1.28, 1.05, sharing, 8, 3.0)}
     scheduler = pk.Halving(max_epochs=81)
     study(scheduler, pk.Random(), pk.Fluid(), store=tmp_path / "s.db", **options).run()
-    events = journal(tmp_path / "s.db")
+    events = events_in(tmp_path / "s.db")
     check_devices(events, devices)
     assert len(asked) > 2
     assert (min(parts) < 1) == (sharing > 1)  # some went on in a part of a device

@@ -10,6 +10,7 @@ import penstock as pk
 from penstock.core import StudyState, Submitted
 from penstock.core.errors import InvalidInput
 from penstock.store import open_store
+from penstock.testing.journals import events_in
 
 SPACE = pk.Space(lr=pk.Float(1e-4, 1, log=True), width=pk.Int(1, 8))
 
@@ -31,14 +32,6 @@ def study(work=curve, **options):
     options.setdefault("executor", pk.Simulated(devices=4, seconds=1.0))
     options.setdefault("store", False)
     return pk.Study(work, SPACE, **options)
-
-
-def journal(path):
-    store = open_store(path, write=False)
-    try:
-        return [event for _, event in store.read(store.find().id)]
-    finally:
-        store.close()
 
 
 def test_random_search_finds_the_best_of_its_trials():
@@ -69,7 +62,7 @@ def test_every_scheduler_ends_with_every_sampler_and_a_seed_fixes_the_journal(sc
     for name in ("a.db", "b.db"):
         path = tmp_path / name
         study(scheduler=scheduler, sampler=sampler, store=path, seed=3).run()
-        journals.append([e for e in journal(path) if e.kind not in ("session_opened", "session_closed")])
+        journals.append([e for e in events_in(path) if e.kind not in ("session_opened", "session_closed")])
     assert journals[0] == journals[1]
     state = StudyState.of(journals[0])
     state.validate()
@@ -402,9 +395,9 @@ def test_a_study_that_ran_out_of_budget_goes_on_with_a_larger_one(tmp_path):
 def test_running_a_finished_study_again_changes_nothing(tmp_path, options):
     path = tmp_path / "s.db"
     study(**options, store=path).run()
-    before = journal(path)
+    before = events_in(path)
     pk.Study.load(path).run()
-    assert journal(path) == before
+    assert events_in(path) == before
 
 
 def test_a_sampler_that_proposes_no_more_says_so(tmp_path, capsys):
@@ -423,14 +416,14 @@ def test_a_journal_cut_anywhere_resumes_to_the_same_trials(tmp_path, cut, sample
         scheduler=pk.Halving(max_epochs=9, trials=27), executor=pk.Simulated(devices=1), sampler=sampler
     )
     whole = study(store=path, name="s", **make).run()
-    events = journal(path)[:cut]
+    events = events_in(path)[:cut]
     store = open_store(path, write=True)
     entry = store.find("s")
     store.lock(entry.id)
     store.cut(entry.id, keep=cut)
     store.close()
     resumed = pk.Study.load(path, "s").run()
-    assert journal(path)[:cut] == events
+    assert events_in(path)[:cut] == events
     resumed.state.validate()
     assert [(t.id, t.config, t.status, t.epoch) for t in resumed.trials] == [
         (t.id, t.config, t.status, t.epoch) for t in whole.trials
@@ -556,7 +549,7 @@ def test_groups_are_journalled_before_their_trials_start(tmp_path):
     path = tmp_path / "s.db"
     study(scheduler=pk.ASHA(max_epochs=9, trials=20), store=path).run()
     submitted: set[tuple[int, int]] = set()
-    for event in journal(path):
+    for event in events_in(path):
         if isinstance(event, Submitted):
             submitted |= {(s.trial.id, s.start) for s in event.segments}
         elif event.kind == "started":

@@ -98,7 +98,9 @@ def _stored(url: str) -> list[dict[str, Any]]:
             if sizes:
                 power, eta = float(data.get("max_power_w") or 1.0), float(data.get("eta", 0.5))
                 spec = JobSpec(tuple(sizes), sizes[-1], eta, max_power_w=power)
-                found.append(summarize(name, history, spec, history.waited_for(now_s)))
+                given = data.get("give_up_s")
+                waited_for = history.waited_for(now_s, None if given is None else float(given))
+                found.append(summarize(name, history, spec, waited_for))
     if not found:
         raise InvalidInput(f"{url} has no recurring job yet. Run one with: penstock recur FILE:JOB")
     return found

@@ -9,7 +9,6 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from penstock.core.errors import StoreCorrupt
-from penstock.recurring import History
 from penstock.report._journal import told_of
 
 _STATES = ("reached", "stopped", "failed", "given up", "under way", "lost")
@@ -58,14 +57,10 @@ def job_families(jobs: Mapping[str, Any], now_s: float) -> list[Any]:
     }
     for name, value in jobs.items():
         try:
-            told = told_of(name, value)[0]
-            waited_for = {d.number for d in History.fold(value["records"]).waited_for(now_s)}
-        except (StoreCorrupt, TypeError, KeyError):
+            told = told_of(name, value, now_s)[0]
+        except StoreCorrupt:
             continue  # "penstock report" says what is wrong
-        states = Counter(
-            "lost" if run["state"] == "under way" and run["number"] not in waited_for else run["state"]
-            for run in told["runs"]
-        )
+        states = Counter(run["state"] for run in told["runs"])
         for state in _STATES:
             runs.add_metric([name, state], states[state])
         done = [run for run in told["runs"] if run["time_s"] is not None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.core.errors import InvalidInput, StoreCorrupt
+from penstock.core.patience import patience_s
 from penstock.recurring import _checks as checks
 from penstock.recurring._cost import Profile, best_limit, run_cost
 
@@ -16,10 +17,6 @@ FORMAT = 1
 
 CHUNKED = 2
 """The oldest records in chunks of their own; see ``penstock.store._chunks``."""
-
-
-LOST_S = 86_400.0
-"""A decision without a result is waited for at least so long, unless the job says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +250,8 @@ class History:
         By default that is ten times the longest run so far and at least a day: a run that was killed outright (out
         of memory, a reboot) never says so, and would hold up the exploration of its batch size for ever.
         """
-        patience_s = max(LOST_S, 10.0 * self.longest_s) if give_up_s is None else give_up_s
-        return tuple(d for d in self.pending if d.decided_s >= now_s - patience_s)
+        since_s = now_s - patience_s(self.longest_s, give_up_s)
+        return tuple(d for d in self.pending if d.decided_s >= since_s)
 
     def done(self, number: int) -> bool:
         """Whether the result of a decision is known."""

@@ -270,6 +270,8 @@ class RecurringJob:
             if spec.limits_w or self._max_power_w is not None:  # else the first result tells it
                 data["max_power_w"] = spec.max_power_w
             about = {"eta": spec.eta, "policy": self._policy.name, "default": spec.default}
+            # As text, for JSON has no infinity; readers wait as long as the job does.
+            about["give_up_s"] = None if self._give_up_s is None else str(self._give_up_s)
             return {**data, **about, "records": records}
 
         # Archiving waits for a result, where nobody waits for the answer, unless none come.

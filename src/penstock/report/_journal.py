@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,8 @@ def jobs_of(
     return jobs
 
 
-def told_of(name: str, value: Any) -> tuple[dict[str, Any], list[Figure]]:
-    """The view of a recurring job and its figures.
+def told_of(name: str, value: Any, now_s: float | None = None) -> tuple[dict[str, Any], list[Figure]]:
+    """The view of a recurring job at a time, by default now, and its figures.
 
     Raises:
         StoreCorrupt: What the store keeps under its name is no recurring job's.
@@ -91,7 +92,7 @@ def told_of(name: str, value: Any) -> tuple[dict[str, Any], list[Figure]]:
     if not isinstance(value, Mapping) or not isinstance(value.get("records", []), list):
         raise StoreCorrupt(_foreign(name, None))
     try:
-        data = views.recurring(name, value)
+        data = views.recurring(name, value, now_s=time.time() if now_s is None else now_s)
         return data, views.recurring_figures(data)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidInput) as error:
         raise StoreCorrupt(_foreign(name, error)) from error

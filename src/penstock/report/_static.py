@@ -212,7 +212,11 @@ def headline(folded: Folded | None, jobs: Mapping[str, Any] | None = None) -> li
 def _job_words(told: Mapping[str, Any]) -> str:
     """A recurring job in one line."""
     runs = [run for run in told["runs"] if run["time_s"] is not None]  # counted as by "recur --status"
-    waited_for = sum(run["state"] == "under way" for run in told["runs"])
+    waited_for = [
+        f", {number:,} {state}"
+        for state in ("under way", "lost")
+        if (number := sum(run["state"] == state for run in told["runs"]))
+    ]
     reached = sum(run["state"] == "reached" for run in runs)
     spent = [run["energy_j"] for run in runs if run["energy_j"] is not None]
     drawn = f"; {energy(sum(spent))} in all" if spent else ""
@@ -220,8 +224,7 @@ def _job_words(told: Mapping[str, Any]) -> str:
     best = min(known, key=lambda arm: arm["mean"])["batch_size"] if known else None
     cheapest = "" if best is None else f"; batch size {best} is cheapest so far"
     count = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
-    open_ones = f", {waited_for:,} under way" if waited_for else ""
-    return f"{count}, {reached:,} reached the target{open_ones}{drawn}{cheapest}"
+    return f"{count}, {reached:,} reached the target{''.join(waited_for)}{drawn}{cheapest}"
 
 
 def report_html(folded: Folded | None, jobs: Mapping[str, Any]) -> str:

@@ -25,6 +25,10 @@ _CONNECT_S = 10
 _SETTLE_S = 10.0  # how long the server may take to end our own lost session
 _AWAY_S = 60.0  # how long a server that was there may be away: a restart or a failover must not end a study
 _KNOCK_S = 0.1
+# A machine that goes down says nothing. Left to the system, either side would wait for the other for two hours: the
+# server with the lock of a study that nobody writes any more, a driver for an answer that never comes.
+_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_UNHEARD_MS = 60_000  # how long what was sent may go without being received
 
 # One statement, one round trip, in its own transaction: the rows go in only if the head was ours to move. They go
 # as one JSON text, which Python makes several times faster than the driver makes arrays.
@@ -216,6 +220,9 @@ class PostgresBackend(Backend):
         return connection
 
     def _durable(self, connection: sa.Connection) -> None:
+        if not 0 < int(connection.exec_driver_sql("SHOW tcp_keepalives_idle").scalar() or 0) <= 60:
+            for name, value in _ALIVE.items():
+                connection.exec_driver_sql(f"SET tcp_{name} = {value}")
         if connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "off":
             connection.exec_driver_sql("SET synchronous_commit = on")  # acknowledged means on disk
 
@@ -364,8 +371,8 @@ def _shown(url: sa.URL) -> str:
 
 def _engine(url: sa.URL) -> sa.Engine:
     arguments: dict[str, Any] = {"application_name": f"penstock {os.getpid()}@{socket.gethostname()}"[:63]}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = _CONNECT_S
+    wanted = {"connect_timeout": _CONNECT_S, **_ALIVE, "tcp_user_timeout": _UNHEARD_MS}
+    arguments |= {name: value for name, value in wanted.items() if name not in url.query}
     try:
         return sa.create_engine(
             url,

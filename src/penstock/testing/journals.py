@@ -1,9 +1,10 @@
-"""Random journals that keep the rules of a journal, for tests of what reads them."""
+"""Journals for tests of what reads them: random ones that keep the rules of a journal, and those in stores."""
 
 from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 from penstock.core import (
@@ -25,6 +26,7 @@ from penstock.core import (
 )
 from penstock.goal import Goal
 from penstock.report.views import Folded
+from penstock.store import open_store
 
 SPACE: dict[str, Any] = {
     "domains": [
@@ -106,6 +108,12 @@ def journal(seed: int, trials: int = 20) -> list[Event]:
     if draw.random() < 0.5:
         events.append(SessionClosed(now + 1, "finished"))
     return events
+
+
+def events_in(store: str | Path) -> list[Event]:
+    """The journal of the newest study in a store."""
+    with open_store(store, write=False) as opened:
+        return [event for _, event in opened.read(opened.find().id)]
 
 
 def folded_of(events: list[Event], **spec: Any) -> Folded:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.core.patience import patience_s
 from penstock.report.views._fold import clean
 from penstock.report.views._style import BLUE, GREY, ORANGE, RED, Figure, axis, figure
 from penstock.report.views._words import duration, energy
@@ -14,13 +15,15 @@ from penstock.sample._bandit import posterior
 PREFIX = "recurring/"
 
 
-def recurring(name: str, value: Mapping[str, Any], *, eta: float | None = None) -> dict[str, Any]:
+def recurring(
+    name: str, value: Mapping[str, Any], *, eta: float | None = None, now_s: float | None = None
+) -> dict[str, Any]:
     """A job's history from what its store keeps under ``recurring/NAME``, archived records included.
 
     Costs are Zeus's Eq. 2 with ``eta``, by default the job's own (0.5 where the store does not tell), and the MAXPOWER
     that the job decides by. What is shown of a batch size's cost is the sample mean of the runs that reached the target
     and its standard error (the posterior of Zeus Alg. 2 with a flat prior), whatever the policy believes; one run alone
-    has a mean but no error.
+    has a mean but no error. A run that has been under way for longer than the job waits at ``now_s`` is lost.
     """
     eta = float(value.get("eta", 0.5)) if eta is None else eta
     decisions: dict[int, Mapping[str, Any]] = {}
@@ -36,6 +39,9 @@ def recurring(name: str, value: Mapping[str, Any], *, eta: float | None = None) 
         elif "x" in record:
             given_up.add(int(record["x"]))
     max_power_w = float(value.get("max_power_w") or max(limits, default=0.0) or 1.0)
+    given = value.get("give_up_s")
+    longest_s = max((float(result["s"]) for result in results.values()), default=0.0)
+    patient_s = patience_s(longest_s, None if given is None else float(given))
     rows = []
     for number, decision in sorted(decisions.items()):
         result = results.get(number)
@@ -51,7 +57,12 @@ def recurring(name: str, value: Mapping[str, Any], *, eta: float | None = None) 
                 "device": decision.get("device", ""),
                 "decided_s": decision.get("t", 0.0),
                 "cost_limit": decision.get("stop"),
-                "state": _state(number, result, given_up),
+                "state": _state(
+                    number,
+                    result,
+                    given_up,
+                    lost=now_s is not None and float(decision.get("t", 0.0)) < now_s - patient_s,
+                ),
                 "epochs": None if result is None else result["epochs"],
                 "time_s": None if result is None else result["s"],
                 "energy_j": None if result is None else result["j"],
@@ -127,9 +138,9 @@ def _means(name: str, arms: list[dict[str, Any]], single: bool, colour: str) -> 
     return trace
 
 
-def _state(number: int, result: Mapping[str, Any] | None, given_up: set[int]) -> str:
+def _state(number: int, result: Mapping[str, Any] | None, given_up: set[int], *, lost: bool) -> str:
     if result is None:
-        return "given up" if number in given_up else "under way"
+        return "given up" if number in given_up else "lost" if lost else "under way"
     if result["reached"]:
         return "reached"
     return "failed" if result.get("error") else "stopped"
