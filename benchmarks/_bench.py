@@ -205,7 +205,7 @@ def save(
     before_s = 0.0 if kept is None else kept.get("seconds")
     document = {
         "benchmark": name,
-        "command": command,
+        "command": told([command])[0],
         "date": time.strftime("%Y-%m-%d"),
         "sources": [own, *(each for each in before if each != own)],
         "arguments": told(sys.argv[1:]),

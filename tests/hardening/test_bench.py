@@ -51,7 +51,7 @@ elif "part" in what:
     _bench.save(name, "part", {**kept["results"], "part": 1}, kept=kept)
 elif "nothing" not in what:
     for each in name.split("+"):
-        _bench.save(each, f"python fake.py {name}", {"value": VALUE})
+        _bench.save(each, " ".join(["python", *sys.argv]), {"value": VALUE})
 sys.exit("fail" in what)
 """
 
@@ -112,7 +112,11 @@ class Repository:
 
     @property
     def environment(self):
-        return {**os.environ, "PYTHONPATH": str(self.root / "src")}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.root / "src"),
+            "PENSTOCK_DATA": str(self.root.parent / "data"),
+        }
 
     def start(self, *arguments):
         command = [sys.executable, "drive.py", *arguments]
@@ -167,8 +171,8 @@ def repository(tmp_path):
     return Repository(tmp_path)
 
 
-def test_a_result_tells_which_source_made_it(repository):
-    repository.list((["one"], ""))
+def test_a_result_tells_which_source_made_it(repository, tmp_path):
+    repository.list((["one"], f"{tmp_path}/data/x"))
     repository.run()
     found = repository.result("one")
     [source] = found["sources"]
@@ -182,6 +186,10 @@ def test_a_result_tells_which_source_made_it(repository):
         for name in ("fake.py", "helper.py")
     }
     assert found["seconds"] >= 0
+    assert found["command"] == "python benchmarks/fake.py one PENSTOCK_DATA/x"
+    assert str(tmp_path) not in json.dumps(found)  # where the data is, is nobody else's matter
+    repository.run()
+    assert repository.ran == []
 
 
 def test_it_goes_on_where_it_was_broken_off(repository):
