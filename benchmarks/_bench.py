@@ -90,7 +90,9 @@ def _processor() -> str:
 def git(folder: Path, *arguments: str) -> str | None:
     """What git says of a folder; None where it has nothing to say."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments], capture_output=True, text=True
+        )
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -142,7 +144,7 @@ def source() -> dict[str, Any]:
     """What makes results here: Penstock and the benchmark's own code. What was changed meanwhile counts as dirty."""
     found = penstock() | {"benchmark": own_code()}
     files = [*(package() or HERE).rglob("*.py"), *(ROOT / name for name in found["benchmark"])]
-    if found["dirty"] is False and any(each.stat().st_mtime > BEGAN_S for each in files):
+    if found["dirty"] is False and any(each.exists() and each.stat().st_mtime > BEGAN_S for each in files):
         found["dirty"] = True
     return found
 
@@ -203,7 +205,7 @@ def save(
     before_s = 0.0 if kept is None else kept.get("seconds")
     document = {
         "benchmark": name,
-        "command": command,
+        "command": told([command])[0],
         "date": time.strftime("%Y-%m-%d"),
         "sources": [own, *(each for each in before if each != own)],
         "arguments": told(sys.argv[1:]),

@@ -906,13 +906,17 @@ def made_by(results: Mapping[str, Data], now: Source | None) -> list[str]:
     sure = sum(results[name]["date"] < now.committed[:10] for name in untold)
     if sure:
         told += f" {sure} of these have dates before that commit: an earlier source made them."
-    lines = [[tree, old, ", ".join(names)] for (tree, old), names in groups.items()]
+    lines = []
+    for (tree, old), names in groups.items():
+        dates = sorted({results[name]["date"] for name in names})
+        since = {"it": "the above", "": f"results of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"}
+        lines.append([tree, since.get(old, old), ", ".join(names)])
     return [
         f"`src/penstock` was {now} when this page was made. {told} "
         "`git rev-parse --short=10 HEAD:src/penstock` tells what it is now: if that is another, all of this is of earlier sources.",
         table(
             ["source", "age", "results"],
-            sorted(lines, key=lambda line: (line[1] != "it", "`" not in line[0])),
+            sorted(lines, key=lambda line: (line[1] != "the above", "`" not in line[0])),
         ),
     ]
 

@@ -51,7 +51,7 @@ elif "part" in what:
     _bench.save(name, "part", {**kept["results"], "part": 1}, kept=kept)
 elif "nothing" not in what:
     for each in name.split("+"):
-        _bench.save(each, f"python fake.py {name}", {"value": VALUE})
+        _bench.save(each, " ".join(["python", *sys.argv]), {"value": VALUE})
 sys.exit("fail" in what)
 """
 
@@ -112,7 +112,11 @@ class Repository:
 
     @property
     def environment(self):
-        return {**os.environ, "PYTHONPATH": str(self.root / "src")}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.root / "src"),
+            "PENSTOCK_DATA": str(self.root.parent / "data"),
+        }
 
     def start(self, *arguments):
         command = [sys.executable, "drive.py", *arguments]
@@ -167,8 +171,8 @@ def repository(tmp_path):
     return Repository(tmp_path)
 
 
-def test_a_result_tells_which_source_made_it(repository):
-    repository.list((["one"], ""))
+def test_a_result_tells_which_source_made_it(repository, tmp_path):
+    repository.list((["one"], f"{tmp_path}/data/x"))
     repository.run()
     found = repository.result("one")
     [source] = found["sources"]
@@ -182,6 +186,10 @@ def test_a_result_tells_which_source_made_it(repository):
         for name in ("fake.py", "helper.py")
     }
     assert found["seconds"] >= 0
+    assert found["command"] == "python benchmarks/fake.py one PENSTOCK_DATA/x"
+    assert str(tmp_path) not in json.dumps(found)  # where the data is, is nobody else's matter
+    repository.run()
+    assert repository.ran == []
 
 
 def test_it_goes_on_where_it_was_broken_off(repository):
@@ -296,7 +304,8 @@ def test_portions_add_up_over_runs_and_the_result_stays_until_they_are_whole(rep
     repository.write("src/penstock/core.py", "x = 2\n")
     repository.commit()
     repository.run()
-    assert repository.result("sum")["seconds"] >= 0.8  # all four anew: the others were another source's
+    [source] = repository.result("sum")["sources"]  # all four anew: the others were another source's
+    assert source["penstock"] == repository.git("rev-parse", "HEAD:src/penstock")
 
 
 def test_an_old_result_is_of_no_recorded_source_and_a_part_put_into_it_does_not_hide_that(repository):

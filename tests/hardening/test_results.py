@@ -87,6 +87,71 @@ def test_the_flagships_table_is_the_files_own():
             assert shown == pytest.approx([statistics.median(values), min(values), max(values)], abs=half)
 
 
+def test_figures_in_sentences_are_the_files_own():
+    """What pages say is measured, in words of their own, said as the files have it."""
+
+    def of(name):
+        return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]
+
+    def says(page, *parts):
+        text = " ".join((ROOT / page).read_text().split())
+        for part in parts:
+            assert part in text, (page, part)
+
+    d, frames = of("dashboard"), of("dashboard")["growing"].values()
+    says(
+        "docs/dashboard.md",
+        f"first paint {d['first_paint_s']['median']:.2f} s ({d['first_paint_s']['max']:.1f} s at worst)",
+        f"the first drawing {d['first_figure_s']:.1f} s after opening",
+        f"read after {d['all_read_s']:.0f} s ({d['all_read_cpu_s']:.0f} s of processor time), {d['memory_mb']:.0f} MB",
+        f"at most {max(view['drawn_s'] for view in d['views'].values()):.2f} s",
+        f"the longest of any view {max(each['max_ms'] for each in frames):.0f} ms",
+    )
+    gains = [
+        of("hydro_fusion")[f"resnet8-{size}"]["gain"]["8"]["over_one_after_another"] for size in (8, 16, 32)
+    ]
+    says(
+        "docs/fusion.md",
+        "gain {:.1f} times on 8 x 8 images, {:.1f} times on 16 x 16 and {:.1f} times on 32 x 32".format(
+            *gains
+        ),
+    )
+    wall, decide = of("energy")["study"]["wall"], of("decide")
+    times = [decide[f"{store}, ours"]["decide"]["median"] for store in ("memory", "sqlite", "postgresql")]
+    says(
+        "README.md",
+        f"adds {100 * wall['added']:.1f}% to its wall time in the median of {of('energy')['study']['pairs']} pairs "
+        f"(95%: {100 * wall['median_95'][0]:.1f} to {100 * wall['median_95'][1]:.1f}%)",
+        "decides in {:.1f} ms (SQLite {:.1f}, PostgreSQL {:.1f})".format(*times),
+    )
+    names = {
+        "mlp": "MLP, width 256",
+        "resnet": "ResNet, 2 blocks, width 64",
+        "transformer": "transformer, 2 layers, width 128",
+    }
+    for name, pair in of("hydro_transfer")["pairs"].items():
+        model, optimizer = name.split()
+        ours, theirs = pair["Penstock"], pair["standard"]
+        says(
+            "docs/surrogates.md",
+            f"| {names[model]} | {optimizer} | {ours['rank_correlation']:.2f} | {ours['place_of_the_twins_best']} | "
+            f"{ours['noise']['wide']:.2f}, {ours['noise']['thin']:.2f} | {theirs['rank_correlation']:.2f} | "
+            f"{theirs['place_of_the_twins_best']} |",
+        )
+    rows = [
+        row for row in of("fluid_studies")["rows"] if (row["condition"], row["devices"]) == ("as measured", 8)
+    ]
+    found = {(row["algorithm"], row["family"]): row for row in rows}
+    sentences = {
+        "A3C": "{:.2f} and {:.2f} times as quick; Fluid makes them {:.2f} and {:.2f} times as quick",
+        "CycleGAN": "the limit is {:.2f} and {:.2f}, and Fluid reaches {:.2f} and {:.2g}",
+    }
+    for family, text in sentences.items():
+        two = [found[name, family] for name in ("Hyperband", "BOHB")]
+        figures = [row[key] for key in ("at_most_geometric_mean", "geometric_mean") for row in two]
+        says("docs/fluid.md", text.format(*figures))
+
+
 def test_hydros_row_is_the_whole_study_once_it_was_measured(tools, results):
     report, _ = tools
     parts = {name: each for name, each in results.items() if name != "hydro_study_cnn"}
