@@ -238,6 +238,24 @@ def test_simulate_tells_makespan_and_utilisation(tmp_path, scheduler, penstock):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_with_relative_imports_is_to_be_named_as_a_module(tmp_path, penstock):
+    package = tmp_path / "models"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "parts.py").write_text("def train(run): run.report(loss=run.config['x'])\n")
+    (package / "tune.py").write_text(
+        "import penstock as pk\nfrom .parts import train\n"
+        "study = pk.Study(train, {'x': pk.Float(0, 1)}, minimize='loss', store=False,\n"
+        "                 scheduler=pk.Full(trials=2), executor=pk.Local(1))\n"
+    )
+    done = penstock("tune", "models/tune.py:study", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "Name it as a module instead" in done.stderr
+    assert "models.tune:..." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert penstock("tune", "models.tune:study", cwd=tmp_path).returncode == 0
+
+
 def test_simulate_counts_devices_that_were_never_used(tmp_path, penstock):
     asked = (
         "simulate",
