@@ -238,6 +238,61 @@ def test_simulate_tells_makespan_and_utilisation(tmp_path, scheduler, penstock):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_with_relative_imports_is_to_be_named_as_a_module(tmp_path, penstock):
+    package = tmp_path / "models"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "parts.py").write_text("def train(run): run.report(loss=run.config['x'])\n")
+    (package / "tune.py").write_text(
+        "import penstock as pk\nfrom .parts import train\n"
+        "study = pk.Study(train, {'x': pk.Float(0, 1)}, minimize='loss', store=False,\n"
+        "                 scheduler=pk.Full(trials=2), executor=pk.Local(1))\n"
+    )
+    done = penstock("tune", "models/tune.py:study", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "Name it as a module instead" in done.stderr
+    assert "models.tune:..." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert penstock("tune", "models.tune:study", cwd=tmp_path).returncode == 0
+
+
+def test_simulate_counts_devices_that_were_never_used(tmp_path, penstock):
+    asked = (
+        "simulate",
+        "--devices",
+        50,
+        "--scheduler",
+        "full",
+        "--trials",
+        5,
+        "--max-epochs",
+        2,
+        "--epoch-s",
+        10,
+    )
+    found = json.loads(penstock(*asked, "--json", cwd=tmp_path).stdout)
+    # Five trials at once, each 20 s on a device of its own, while 45 devices do nothing.
+    assert (found["devices"], found["makespan_s"]) == (50, 20)
+    assert found["utilisation"] == pytest.approx(0.1)
+    assert "on 50 devices" in penstock(*asked, cwd=tmp_path).stdout
+
+
+def test_a_profile_that_could_not_be_kept_is_not_measured(tmp_path, penstock):
+    (tmp_path / "net.py").write_text(
+        "import penstock as pk\n"
+        "from pathlib import Path\n"
+        "def measure():\n"
+        "    Path('measured').touch()\n"
+        "    raise RuntimeError\n"
+        "task = pk.Task(measure, lambda: measure(), lambda o, t: o)\n"
+        "space = pk.Space(width=pk.Int(1, 4, structural=True))\n"
+    )
+    done = penstock("profile", "net.py:task", "--samples", 3, "--store", "nowhere/p.db", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "mkdir -p" in done.stderr
+    assert not (tmp_path / "measured").exists()
+
+
 def test_simulate_a_study_of_ones_own_keeps_nothing(folder, penstock):
     done = penstock("simulate", "tune.py:study", "--devices", 3, "--epoch-s", 2, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -654,3 +654,29 @@ def test_reports_count_violations_and_refusals_also_of_a_journal(tmp_path):
     write_report(path, tmp_path / "r.md")
     assert html.escape(line) in (tmp_path / "r.html").read_text()
     assert line in (tmp_path / "r.md").read_text().replace("\\", "").replace("&lt;", "<")
+
+
+@pytest.mark.parametrize("work", ["silent", "telling"])
+def test_a_limit_on_what_no_training_measured_is_said_to_be_unchecked(work, tmp_path):
+    def silent(run):
+        run.report(loss=run.config["x"])
+
+    def telling(run):
+        run.report(loss=run.config["x"], power_w=1.0)
+
+    area = pk.Quantity("area", of=lambda config: config["x"])
+    told = str(
+        pk.Study(
+            {"silent": silent, "telling": telling}[work],
+            {"x": pk.Float(0, 1)},
+            minimize="loss",
+            sampler=pk.Random(),
+            scheduler=pk.Full(trials=2, epochs=1),
+            limits=[pk.power_w <= 90, area <= 2, pk.epoch_s <= 1e6],
+            executor=pk.Simulated(devices=1),
+            store=tmp_path / "s.db",
+        ).run()
+    )
+    assert "0 violating trainings" in told
+    assert ("; power_w was measured in no training" in told) == (work == "silent")
+    assert "area" not in told.split("violating")[1]

@@ -428,3 +428,19 @@ def test_a_quiet_run_is_asked_for_as_on_the_command_line(capsys):
     assert capsys.readouterr() == ("", "")
     with pytest.raises(InvalidInput, match="\"quiet\" or a View, such as a logger; got 'loud'"):
         study(executor=pk.Simulated(2), budget=pk.Budget(trials=2), store=False).run(view="loud")
+
+
+def test_a_summary_says_whose_clock_its_time_is_of():
+    made_up = str(study(scheduler=pk.Full(trials=2), executor=pk.Simulated(devices=1000, seconds=60.0)).run())
+    assert "3 min simulated time, 6 min of training" in made_up
+    assert "2 devices used, 6 min of device time, 100% held" in made_up
+    assert "wall time" not in made_up
+    real = str(study(scheduler=pk.Full(trials=1), executor=pk.Local(1)).run())
+    assert "wall time" in real
+    assert "simulated" not in real
+
+
+@pytest.mark.parametrize("count", [-1, "3", 1.5])
+def test_a_number_of_best_configurations_that_is_none_is_refused(count):
+    with pytest.raises(InvalidInput, match="count must be a whole number"):
+        study().best_configs(count)

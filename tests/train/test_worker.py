@@ -159,6 +159,7 @@ def test_what_penstock_refuses_by_itself_shows_no_frames_of_its_own(tmp_path: Pa
     nan = run(lambda run: {"loss": float("nan")}, tmp_path)
     assert "nan" in nan.reason
     assert nan.error == ""
+    assert run(lambda run: (1, 2), tmp_path).error == ""
 
 
 def test_a_mistake_inside_penstock_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

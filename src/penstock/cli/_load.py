@@ -100,6 +100,12 @@ def _execute(action: Any, what: str, doing: str = "Loading") -> None:
             f"{doing} {what} failed: {error}. Is it installed, or is this the wrong folder?"
         ) from error
     except Exception as error:
+        if isinstance(error, ImportError) and "no known parent package" in str(error):
+            path = Path(what).resolve()
+            raise InvalidInput(
+                f"{doing} {what} failed: {error}. A file is loaded by itself. Name it as a module instead, in the "
+                f"folder that its package lies in: {path.parent.name}.{path.stem}:..."
+            ) from error
         lines = traceback.format_exception(type(error), error, _users(error))
         raise InvalidInput(f"{doing} {what} failed:\n{''.join(lines).rstrip()}") from error
 

@@ -43,6 +43,10 @@ def profile(
 
     if plot is not None:
         _check_plot(plot)
+    if store is not None:
+        from penstock.store import open_store
+
+        open_store(store, write=True).close()  # told now, before anything is measured in vain
     task, found = _load(target, space)
     made = Profile(task, found, device=device, batch_size=batch_size, seconds=seconds, training=training)
     shown = sys.stderr.isatty()
@@ -57,8 +61,6 @@ def profile(
     failed = [sample for sample in made.samples if sample.error]
     key = None
     if store is not None:
-        from penstock.store import open_store
-
         opened = open_store(store, write=True)
         try:
             key = predictors.save(opened)

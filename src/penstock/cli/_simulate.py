@@ -62,7 +62,8 @@ def outcome(study: Study, devices: int) -> dict[str, Any]:
         "failed": len(failed),
         "failure": {"trial": failed[0].id, "reason": failed[0].reason} if failed else None,
     }
-    return result | study.summary() | failures | {"cpu_s": time.process_time()}
+    # The summary counts devices that were used, and this all that there are.
+    return study.summary() | result | failures | {"cpu_s": time.process_time()}
 
 
 def outcome_text(result: dict[str, Any]) -> str:

@@ -199,22 +199,30 @@ def summarize(
 
 def limits_of(spec: Mapping[str, Any]) -> list[Limit]:
     """The limits that a study's spec names, its own or its sampler's."""
+    try:
+        return [Limit.from_json(entry) for entry in _entries(spec)]
+    except (KeyError, TypeError, ValueError, InvalidInput):
+        return []
+
+
+def _entries(spec: Mapping[str, Any]) -> Any:
     for holder in (spec, spec.get("sampler")):
         given = holder.get("limits") if isinstance(holder, Mapping) else None
         if isinstance(given, Mapping):  # as a Gate writes them
             given = given.get("limits")
         if given:
-            try:
-                return [Limit.from_json(entry) for entry in given]
-            except (KeyError, TypeError, ValueError, InvalidInput):
-                return []
-    return []
+            return given
+    return ()
+
+
+_COMPUTED = ("params", "flops", "epoch_s", "epoch_j")  # counted exactly, or metered anyway
 
 
 def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
     """``power_w <= 90 W, 2 violating trainings, 41 proposals refused``; None without limits.
 
-    With ``, 12 networks measured first`` where some were measured before training.
+    With ``, 12 networks measured first`` where some were measured before training, and ``; power_w was measured in no
+    training`` where nobody can tell whether it was kept.
     """
     found = limits_of(spec)
     if not found:
@@ -225,6 +233,12 @@ def limits_text(spec: Mapping[str, Any], state: StudyState) -> str | None:
     told = f"{violating:,} violating {trainings}, {state.refused:,} {proposals} refused"
     if state.probed:
         told += f", {state.probed:,} {'network' if state.probed == 1 else 'networks'} measured first"
+    computed = {*_COMPUTED, *(entry["quantity"] for entry in _entries(spec) if entry.get("function"))}
+    reported = [record.metrics for record in state.trials.values() if record.metrics]
+    named = dict.fromkeys(limit.name for limit in found)
+    untold = [n for n in named if n not in computed and not any(n in metrics for metrics in reported)]
+    if reported and untold:
+        told += f"; {' and '.join(untold)} {'was' if len(untold) == 1 else 'were'} measured in no training"
     return f"{', '.join(map(str, found))}, {told}"
 
 

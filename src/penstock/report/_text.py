@@ -13,6 +13,7 @@ from penstock.report._format import counts_text, duration_text, metrics_text, pl
 from penstock.report._read import besides_text, grid_of, limits_text
 
 _ERROR_LINES = 4
+_YEAR_S = 365 * 86400.0
 
 
 def summary_text(
@@ -43,11 +44,15 @@ def summary_text(
         lines.append(f"  limits  {limits}")
     busy_s = sum(record.busy_s for record in state.trials.values())
     energy = "not metered" if state.energy is None else str(state.energy)
-    lines.append(f"  cost    {duration_text(state.spent_s)} wall time, {duration_text(busy_s)} of training")
+    # A virtual clock begins at 0, and the wall's began in 1970.
+    clock = "simulated" if state.sessions and state.sessions[0].time_s < _YEAR_S else "wall"
+    lines.append(
+        f"  cost    {duration_text(state.spent_s)} {clock} time, {duration_text(busy_s)} of training"
+    )
     if state.devices and state.spent_s > 0:
         held = state.device_s / (state.spent_s * len(state.devices))
         used = duration_text(state.device_s)
-        lines.append(f"          {len(state.devices)} devices, {used} of device time, {held:.0%} held")
+        lines.append(f"          {len(state.devices)} devices used, {used} of device time, {held:.0%} held")
     lines.append(f"          {state.epochs} epochs, energy {energy}{besides_text(state)}")
     if state.energy is not None:
         lines.append(f"          {_footprint(state.energy, spec or {})}")

@@ -894,7 +894,8 @@ class Study:
 
     def best_configs(self, count: int = 10) -> list[Mapping[str, Any]]:
         """The ``count`` best trials' configurations, best first."""
-        return [record.config for record in ranked(self.goal, self.state.trials.values())[:count]]
+        best_first = ranked(self.goal, self.state.trials.values())
+        return [record.config for record in best_first[: check_whole("count", count)]]
 
     @property
     def energy(self) -> Measurement | None:

@@ -359,7 +359,7 @@ def user_traceback(error: BaseException, *, reason: str | None = None) -> str:
     """
     report = traceback.TracebackException.from_exception(error)
     _strip(report, set())
-    if not report.stack and report.__cause__ is None and report.__context__ is None:
+    if not report.stack and (reason is not None or (report.__cause__ is None and report.__context__ is None)):
         return ""
     if reason is None:
         text = "".join(report.format())
