@@ -1,5 +1,6 @@
 """Shared by all tests: a hypothesis profile without deadlines (the machine may be busy), a PostgreSQL server."""
 
+import gc
 import os
 from collections.abc import Iterator
 from itertools import count
@@ -18,7 +19,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("penstock", deadline=None, database=None, max_examples=50)
 settings.load_profile("penstock")
 
+gc.disable()  # until all tests are imported
+
 _numbers = count()
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests stay: full collections need not look at them."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -32,12 +32,14 @@ def study(train, trials=2, slots=2, **options):
 
 
 def family(run):
+    import gc
     import sys
 
     had_torch = "torch" in sys.modules and sys.modules["torch"].tensor is not None
     for _ in run.epochs():
         time.sleep(0.3)  # so that both workers get one
-        run.report(loss=run.config["x"], pid=os.getpid(), parent=os.getppid(), had_torch=had_torch)
+        facts = {"had_torch": had_torch, "collects": gc.isenabled()}
+        run.report(loss=run.config["x"], pid=os.getpid(), parent=os.getppid(), **facts)
 
 
 def told(found, name):
@@ -50,6 +52,7 @@ def test_workers_are_children_of_one_process_that_has_torch_already():
     assert len(set(told(found, "parent"))) == 1
     assert os.getpid() not in told(found, "parent")
     assert all(told(found, "had_torch"))
+    assert all(told(found, "collects"))  # garbage
     again = study(family)  # the next study has it from the start
     assert told(again, "parent") == told(found, "parent")
 

@@ -29,8 +29,10 @@ def serve(requests, replies):
     sys.exit()
 
 requests, replies = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+gc.disable()  # while nothing but imports is done
 for name in sys.argv[3:]:
     importlib.import_module(name)
+gc.enable()
 gc.freeze()  # so that the pages stay shared
 asked = serve(requests, replies)
 requests.close(), replies.close()
