@@ -454,7 +454,7 @@ def threads_and_workers(output: Any, targets: Any) -> Any:
 
     together = torch.distributed.is_initialized()
     return torch.tensor(
-        10.0 * torch.get_num_threads() + (torch.distributed.get_world_size() if together else 1)
+        10.0 * int(os.environ["OMP_NUM_THREADS"]) + (torch.distributed.get_world_size() if together else 1)
     )
 
 

@@ -67,8 +67,11 @@ class Dispatch:
             InvalidInput: A configuration can't be pickled.
         """
         shares, facts, size = flight.shares, flight.launch.facts, len(flight.shares)
-        if self._threads or not spreads(flight.launch.placement, size):
+        if not spreads(flight.launch.placement, size):
             return (self._errand(flight, shares, facts),)
+        if self._threads:
+            _, alone = self._site.needs(shares[:1])
+            return (self._errand(flight, shares, {**facts, "alone": alone}),)
         folder = self._files / "meet"
         folder.mkdir(exist_ok=True)
         path = str(folder / f"{os.getpid()}-{flight.number}")  # by which they find each other

@@ -398,6 +398,8 @@ class Ray(Executor):
         names = tuple(f"cuda:{index}" for index in range(worker.gpus // worker.members)) or ("cpu",)
         specs = [spec for spec in specs_of(flight.launch) if spec[0] in flight.open]
         facts = weighed(flight.launch.facts, flight.shares)
+        if worker.members == 1 and spreads(flight.launch.placement, len(flight.shares)):
+            facts["alone"] = max(1, worker.threads // len(flight.shares))
         messages = []
         for rank in range(worker.members):
             if worker.members > 1:

@@ -27,6 +27,7 @@ from penstock.core.trial import Config
 from penstock.train._layout import lay_out
 from penstock.train._loader import Loaded, Source, derive, flatten, order_of
 from penstock.train._seeding import seed_torch
+from penstock.train._threads import Pace, paced
 
 if TYPE_CHECKING:
     from penstock.train._elastic import Crew
@@ -87,6 +88,7 @@ def train(task: Task, run: RunLike) -> None:
         trainer = Trainer(task, run.config, seed=run.seed, device=run.device, lr_is_found=bool(options))
         trainer.on_iteration = getattr(run, "_on_iteration", None)
         trainer.crew = getattr(run, "_crew", None)
+        trainer.pace = getattr(run, "_pace", None)
         state = run.load()
         if state is not None:
             trainer.load_state(state)
@@ -167,6 +169,7 @@ class Trainer:
         epoch: Epochs behind it, exploratory ones included.
         step: Batches of the present epoch behind it.
         crew: The workers that train this trial together, on a device each; None: it is alone.
+        pace: Chooses its threads where it has several groups of CPU cores; None: they stay as they are.
         on_iteration: Called after each step with its number of samples, also for steps of exploring copies; None:
             nobody wants to know.
     """
@@ -218,6 +221,7 @@ class Trainer:
         self.step = 0
         self.on_iteration: Callable[[float], None] | None = None
         self.crew: Crew | None = None
+        self.pace: Pace | None = None
         self._losses: list[Tensor] = []
         self._resume_random: dict[str, Any] | None = None
         self._checked = False
@@ -333,6 +337,8 @@ class Trainer:
         plain = dtype is None and scaler is None
         if not (self._checked and self._laid_out):
             batches = self._check_first(batches, forward)
+        if self.pace is not None:
+            batches = paced(batches, self.pace, torch.set_num_threads)
         for inputs, targets in batches:
             if plain:
                 loss = loss_of(forward(model, inputs), targets)

@@ -72,6 +72,7 @@ def _probe(
             threads=threads,
             checkpoints=_Nowhere(),
             world=world,
+            alone=facts.get("alone"),
         )
     times, drawn = timer.times, window.end()
     if timer.refused:

@@ -14,6 +14,7 @@ from penstock.core.check import whole
 from penstock.core.errors import InvalidInput
 from penstock.core.measurement import Measurement, measurement
 from penstock.train._checkpoint import Checkpoints, Found, Plain, Report
+from penstock.train._threads import Pace
 from penstock.train._world import ALONE, World
 
 
@@ -120,6 +121,7 @@ class Run:
         "_new",
         "_objectives",
         "_on_iteration",
+        "_pace",
         "_pending",
         "_pid",
         "_plain_end",
@@ -166,6 +168,7 @@ class Run:
         ``crew``: see ``_elastic``.
         """
         self._crew = crew
+        self._pace: Pace | None = None  # of a trial that one worker trains on several groups of CPU cores
         self._leave = leave
         self._lane: Any = None  # among others that train at the same time; see _lanes
         self.world: World = ALONE if crew is None else crew.world

@@ -17,6 +17,7 @@ from penstock.core.trial import TrialStatus
 from penstock.train._checkpoint import Checkpoints, FileCheckpoints, Plain
 from penstock.train._run import EpochMeter, Refused, Run, Sink, Unwind
 from penstock.train._seeding import seed_all, seed_no_more
+from penstock.train._threads import Pace
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing") + os.sep
@@ -86,11 +87,12 @@ def execute(
     checkpoints: Checkpoints | None = None,
     world: tuple[int, int, str] | None = None,
     fraction: float = 1.0,
+    alone: int | None = None,
 ) -> End:
     """Run one segment to its end, whatever the training function does short of killing the process.
 
     ``world`` (rank, size, meeting file) makes this worker one of several that train it together; ``fraction`` is the
-    part of its devices that it holds.
+    part of its devices that it holds; ``alone`` are the threads of one of its devices, where it has several by itself.
     """
     run: Run | None = None
     crew = None
@@ -119,6 +121,8 @@ def execute(
             meter=meter,
             crew=crew,
         )
+        if alone is not None:
+            run._pace = Pace(threads, alone)
         if crew is not None:
             crew.meet()  # all have found the same checkpoint before the lead writes the next
         if not run._over():
@@ -304,8 +308,9 @@ def run_all(
         devices: Where to compute.
         threads: CPU threads.
         facts: What the planner says of the placement: its fusion count, or that it is to be measured; the executor:
-            which one this is of the workers that train it together, the ``fraction`` of its devices it holds, and
-            the stage's file if it runs in a host job's ``bubble``.
+            which one this is of the workers that train it together, the ``fraction`` of its devices it holds, the
+            threads of one of them where it has several (``alone``), and the stage's file if it runs in a host job's
+            ``bubble``.
     """
     if "bubble" in facts:
         from penstock.train._pausing import guest
@@ -333,10 +338,8 @@ def run_all(
 
             tell(number, probe(work, spec, settings, sink, facts, devices=devices, threads=threads))
             continue
-        world, fraction = facts.get("world"), facts.get("fraction", 1.0)
-        end = execute(
-            work, spec, settings, sink, devices=devices, threads=threads, world=world, fraction=fraction
-        )
+        placed = {name: facts[name] for name in ("world", "fraction", "alone") if name in facts}
+        end = execute(work, spec, settings, sink, devices=devices, threads=threads, **placed)
         tell(number, end)
 
 
