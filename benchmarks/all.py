@@ -171,16 +171,14 @@ BENCHMARKS = (
     ),
     Benchmark(
         "fluid_local",
-        script("papers/fluid/local"),
+        script("papers/fluid/local", "--seeds", "7"),
         ("fluid_local",),
-        long=True,
         rehearsal=tiny("--seeds 1 --trials 3 --epochs 3"),
     ),
     Benchmark(
         "fluid_local_storage",
-        script("papers/fluid/local", "--wait", "0.03", "--name", "fluid_local_storage"),
+        script("papers/fluid/local", "--seeds", "7", "--wait", "0.03", "--name", "fluid_local_storage"),
         ("fluid_local_storage",),
-        long=True,
         rehearsal=tiny("--seeds 1 --trials 3 --epochs 3 --wait 0.003"),
     ),
     whole_study("cnn", asha=False),
