@@ -29,7 +29,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports --no-cache
 
 unit: $(VENV)/.dev ## All tests
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist loadscope
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix src tests examples benchmarks tools
@@ -45,7 +45,7 @@ test-minimum: ## Run the core's tests with the oldest versions that pyproject.to
 	$(PYTHON) -m venv .venv-minimum
 	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-minimum.txt torch
 	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-minimum.txt \
-	  -e '.[examples,postgres]' pytest hypothesis
+	  -e '.[examples,postgres]' pytest pytest-xdist hypothesis
 	.venv-minimum/bin/python -m pytest -q $(MINIMUM)
 
 bench: $(VENV)/.bench ## Run every benchmark of benchmarks/all.py, some ten hours, and make the pages of results; broken off, it goes on. QUICK=1: none of more than half an hour; AGAIN=1: also what this source has made

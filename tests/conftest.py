@@ -4,9 +4,12 @@ import gc
 import os
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from penstock.core.errors import Unsupported
 from penstock.testing.postgres import PostgresServer, postgres_server
@@ -22,6 +25,35 @@ settings.load_profile("penstock")
 gc.disable()  # until all tests are imported
 
 _numbers = count()
+
+FOLDER = Path(__file__).parent
+PROGRAMS = ("test_examples.py", "test_docs.py")  # each test of theirs is seconds of a program
+
+
+class Together(LoadScopeScheduling):
+    """Hands out tests one by one, but those of a file with a fixture for all of it to one process, which makes it."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        shares = ('scope="module"', 'scope="class"')
+        self._together = {
+            path.relative_to(config.rootpath).as_posix()
+            for path in FOLDER.rglob("test_*.py")
+            if path.name not in PROGRAMS and any(text in path.read_text() for text in shares)
+        }
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if path in self._together else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    return Together(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole programs first: the last tests are short, so that no process ends long before the others."""
+    items.sort(key=lambda item: item.path.name not in PROGRAMS)
 
 
 def pytest_collection_finish() -> None:
