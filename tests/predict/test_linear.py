@@ -125,6 +125,14 @@ def test_one_structure_alone_is_predicted_by_its_mean_and_not_cross_validated():
         cross_validate(FEATURES, FEATURES.matrix(configs), np.array(values))
 
 
+@pytest.mark.parametrize("extra", [(), ("flops",)])
+def test_an_empty_space_is_predicted_by_its_mean(extra):
+    values = scattered([50.0] * 24, 0.02)
+    features = Features.of(Space(), extra=extra)
+    found = Predictor.fit("power_w", features, [{}] * 24, values, extra=lambda config: {"flops": 1e6})
+    assert found.predict({}).mean == pytest.approx(np.mean(values), rel=0.01)
+
+
 def test_leaving_one_out_is_what_refitting_without_it_gives():
     configs = samples(25)
     values = np.array(scattered([30 + c["width"] * c["depth"] for c in configs], 0.03))

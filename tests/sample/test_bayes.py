@@ -186,3 +186,18 @@ def test_conditions_on_numbers_of_many_values():
     sampler = Bayes()
     sampler.start(space, objectives=1, seed=0)
     assert [space.validate(config) for config in sampler.ask(2)]
+
+
+@pytest.mark.parametrize("transfer", [(), [Observation(trial, {}, (float(trial),)) for trial in range(3)]])
+def test_an_empty_space_has_one_configuration_however_many_results_there_are(transfer):
+    sampler = Bayes(transfer=transfer)
+    sampler.start(Space(), objectives=1, seed=0)
+    for trial in range(8):
+        (config,) = sampler.ask(1)
+        assert config == {}
+        sampler.adopt(config, trial)
+        sampler.tell(Observation(trial, config, (float(trial),)))
+    nothing = Bayes(gate=Gate([Quantity("cells", of=lambda config: 5.0) <= 3]))
+    nothing.start(Space(), objectives=1, seed=0)
+    with pytest.raises(InvalidInput, match="cells <= 3"):
+        nothing.ask(1)

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from sklearn.metrics import matthews_corrcoef
 
 from penstock.core.errors import InvalidInput
 from penstock.goal import Goal
@@ -91,6 +92,20 @@ def test_an_explosion_needs_two_reports():
     assert end is not None
     assert end[0] == 4
     assert "2.3" in end[1]
+
+
+def test_a_first_value_of_zero_is_no_measure_of_an_explosion():
+    truth = [0, 1] * 50
+    guesses = [[0] * 100, [1, 0] * 2 + [0] * 96, [1, 0] + [0] * 98, [0] * 50 + truth[50:], truth]
+    curve = [matthews_corrcoef(truth, guess) for guess in guesses]
+    assert (
+        curve[0] == 0.0 > max(curve[1:3])
+    )  # one class alone; then a little worse than that, before it learns
+    assert curve[-1] == 1.0
+    assert run(Divergence("mcc", "max"), curve, "mcc") is None
+    policy_loss = [0.0, 1e-3, 2e-3, -1e-3, 1e-3]  # a policy gradient's is 0 at first, whatever it learns
+    rule = Divergence("accuracy", "max", loss="loss")
+    assert run(rule, [0.1, 0.3, 0.5, 0.7, 0.8], loss=policy_loss) is None
 
 
 def test_coming_down_after_a_jump_is_given_time():

@@ -6,6 +6,7 @@ import json
 import math
 from statistics import median
 
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,26 @@ def test_median_by_hand() -> None:
         assert stopped_at(rule, [float(v) for v in curve], trial=trial) is None
     assert stopped_at(rule, [9.0, 4.0], trial=3) is None
     assert stopped_at(rule, [9.0, 9.0], trial=4) == 2
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of Optuna's own
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_median_stops_what_is_not_a_number_as_optuna_does(mode: str) -> None:
+    """And judges a trial that was one before by its best: 2 is better than all, 9 is worse."""
+    sign = 1.0 if mode == "min" else -1.0
+    study = optuna.create_study(
+        direction=f"{mode}imize", pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=0)
+    )
+    rule = MedianStop("loss", mode, min_trials=3)
+    for trial in range(3):
+        curve = dict.fromkeys((1, 2), sign * (trial + 3.0))
+        study.add_trial(optuna.create_trial(value=curve[2], intermediate_values=curve))
+        assert stopped_at(rule, list(curve.values()), trial=trial) is None
+    for trial, told in enumerate(([math.nan, math.nan], [sign * 2.0, math.nan], [sign * 9.0, math.nan]), 3):
+        asked = study.ask()
+        for epoch, value in enumerate(told, 1):
+            asked.report(value, epoch)
+            assert (rule.observe(trial, epoch, {"loss": value}) is not None) == asked.should_prune()
 
 
 @settings(deadline=None)  # timings are never asserted

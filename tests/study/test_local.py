@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import penstock as pk
-from penstock.core import StudyState
+from penstock.core import Ended, StudyState, Submitted
 from penstock.store import open_store
 
 SPACE = pk.Space(x=pk.Float(0, 1))
@@ -374,3 +374,29 @@ def test_epochs_that_nobody_can_use_are_said(tmp_path):
     more = pk.Study.load(path, budget=pk.Budget(epochs=60)).run()
     assert [trial.epoch for trial in more.trials] == [40, 2]
     assert more.state.closed.reason == "finished"
+
+
+@pytest.mark.parametrize("sampler", [pk.TPE, pk.Bayes, pk.Random])
+def test_who_learns_is_asked_when_somebody_is_idle(tmp_path, sampler):
+    """However short the trials: what would queue behind them could not learn from them. Others queue."""
+    study = pk.Study(
+        lambda run: run.config["x"],
+        SPACE,
+        minimize="loss",
+        sampler=sampler(),
+        executor=pk.Local(slots=2),
+        budget=pk.Budget(trials=40),
+        store=tmp_path / "s.db",
+        meter=False,
+    ).run()
+    under_way, most = 0, 0
+    with open_store(tmp_path / "s.db", write=False) as store:
+        for _, event in store.read(store.find().id):
+            if isinstance(event, Submitted):
+                under_way += len(event.segments)
+            elif isinstance(event, Ended):
+                under_way -= 1
+            most = max(most, under_way)
+    assert len(study.trials) == 40
+    assert under_way == 0
+    assert (most <= 2) == (sampler is not pk.Random)

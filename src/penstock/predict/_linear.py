@@ -499,6 +499,8 @@ def _usable(features: Features, forms: tuple[str, ...]) -> tuple[str, ...]:
         usable = [form for form in usable if not form.endswith(("extra", "all"))] or ["linear"]
     if len(features.columns) > _MOST_PRODUCTS:
         usable = [form for form in usable if not form.endswith(("products", "all"))] or ["linear"]
+    if not features.columns:  # of an empty space: a function of nothing is a constant
+        usable = [form for form in usable if form != "smooth"] or ["linear"]
     return tuple(usable)
 
 

@@ -272,7 +272,8 @@ class Bayes(Sampler):
         taken = {_key(row) for row in (*points, *waiting)}
         startup = 5 + len(space) // 2 if self._startup is None else self._startup
         early = len(points) < 2 or len(points) + len(waiting) < startup or float(np.ptp(values)) == 0.0
-        if early and (not self._transfer or self._objectives > 1):
+        # An empty space has nothing to model: its one configuration is all there is.
+        if not len(space) or (early and (not self._transfer or self._objectives > 1)):
             return self._spread(cube, np.vstack([points, waiting]), taken, rng)
         return self._improve(cube, points, values, waiting, taken, rng)
 

@@ -31,7 +31,7 @@ class Divergence(_Watch):
 
     - the metric, or the loss if ``loss`` is given, is not a number or infinite;
     - it has exploded: worse than its first value by ``explode`` times the larger of that value and how far the
-      trial has come, in two reports one after the other;
+      trial has come, in two reports one after the other; while both are 0, nothing has;
     - after ``epochs`` epochs it never was better than guessing: not beyond ``chance`` by ``margin`` of it; without
       ``chance``, never better than its first report by ``margin`` of that. And it stands still: whoever jumps up at
       first and then comes down, step by step, is given the time.
@@ -106,8 +106,9 @@ class Divergence(_Watch):
             if value < curve.low - self.margin * abs(curve.low) or curve.low == math.inf:
                 curve.low, curve.moved = value, epoch
         room = max(abs(curve.first), curve.first - curve.best)
-        # One bad report may be a fluke (a batch, a schedule's restart); two in a row are not.
-        curve.worse = curve.worse + 1 if value > curve.first + self.explode * room else 0
+        # One bad report may be a fluke (a batch, a schedule's restart); two in a row are not. Beside a first
+        # value of 0, as correlations have that guess, everything would be many times as large.
+        curve.worse = curve.worse + 1 if room > 0 and value > curve.first + self.explode * room else 0
         curve.best = min(curve.best, value)
         if curve.worse >= 2:
             return f"{name} has grown from {sign * curve.first:.6g} to {reported:.6g}: the training diverged"

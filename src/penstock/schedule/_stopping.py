@@ -158,7 +158,8 @@ class MedianStop(_Watch):
 
     The rule of Google Vizier (Golovin et al. 2017): trial t stops at epoch e if its best value up to e is
     strictly worse than the median of the running averages over epochs 1 to e of the other trials. All trials
-    that have come as far as e count, not only completed ones, so that it works from the first ones on.
+    that have come as far as e count, not only completed ones, so that it works from the first ones on. What is not a
+    number is no best value and in no average.
 
     Args:
         metric: The metric to watch.
@@ -187,13 +188,14 @@ class MedianStop(_Watch):
         """Learn a report."""
         reported = metrics.get(self.metric)
         self._heard = self._heard or reported is not None
-        if reported is None or reported != reported:
+        if reported is None:
             return None
         value = self._sign * reported
         best, total, count, latest = self._curves.get(trial, (float("inf"), 0.0, 0, 0))
         if epoch <= latest:
             return None
-        best, total, count = min(best, value), total + value, count + 1
+        if value == value:
+            best, total, count = min(best, value), total + value, count + 1
         self._curves[trial] = best, total, count, epoch
         others = self._averages.setdefault(epoch, [])
         reason = None
@@ -204,7 +206,8 @@ class MedianStop(_Watch):
                     f"best {self.metric} {self._sign * best:.6g} is worse than the median "
                     f"{self._sign * median:.6g} of {len(others)} trials at epoch {epoch}"
                 )
-        insort(others, total / count)
+        if value == value:
+            insort(others, total / count)
         return reason
 
     def to_json(self) -> dict[str, object]:

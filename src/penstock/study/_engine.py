@@ -120,6 +120,11 @@ def derive_seed(seed: int, *path: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
 
 
+def _idle(free: Sequence[Free]) -> list[Free]:
+    """What is free now, without what may be queued behind others."""
+    return [replace(item, backlog=0) for item in free]
+
+
 class Engine:
     """Decides what runs next. See the module's docstring; one thread, one study."""
 
@@ -356,7 +361,8 @@ class Engine:
         free = self._unkept(free)
         ledger = self._ledger
         if ledger is None:
-            want = self._room(free) - len(self.queue)
+            # Who learns proposes for what is idle: running trials teach what would queue behind them.
+            want = self._room(_idle(free) if self._learns else free) - len(self.queue)
         else:
             ledger.saw(free)
             want = ledger.concurrency() - len(self.queue) - len(self.running)
@@ -557,7 +563,7 @@ class Engine:
         """How many segments start as one: on one of the free devices, fused."""
         if self.setup.ahead is None:
             return 1
-        return max(1, self._room([replace(item, backlog=0) for item in free[:1]]))
+        return max(1, self._room(_idle(free[:1])))
 
     def units(self, free: Sequence[Free]) -> int:
         """How many segments could start (or be queued behind others) on what is free."""
