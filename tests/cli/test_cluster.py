@@ -139,3 +139,20 @@ def test_kinds_without_jobs_are_refused():
     assert isinstance(run("--devices", "v100=8").exception, InvalidInput)
     assert isinstance(run("--devices", "0").exception, InvalidInput)
     assert isinstance(run("--jobs", 2, "--devices", "v100=2", "--policy", "best").exception, InvalidInput)
+
+
+@pytest.mark.parametrize("policy", ["aware", "both"])
+def test_a_list_without_jobs_is_refused(files, policy):
+    (files / "none.csv").write_text(JOBS.splitlines()[0] + "\n")
+    done = run("--jobs", files / "none.csv", "--devices", "v100=2", "--policy", policy)
+    assert isinstance(done.exception, InvalidInput)
+    assert "none.csv" in str(done.exception)
+
+
+def test_a_job_list_of_a_spreadsheet(files):
+    """Spreadsheets write UTF-8 with a byte order mark before the first column's name."""
+    (files / "marked.csv").write_bytes(b"\xef\xbb\xbf" + JOBS.encode())
+    rates = read_rates(str(files / "rates.json"))
+    assert read_jobs(str(files / "marked.csv"), rates, 1.0, 0) == read_jobs(
+        str(files / "jobs.csv"), rates, 1.0, 0
+    )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,12 @@ def test_widths_come_in_the_order_of_the_runtimes() -> None:
 def test_the_widest_is_capped() -> None:
     assert waterfill_widths([1, 99], devices=100, max_sharing=3, max_devices=8) == [1, 8]
     assert waterfill_widths([7], devices=5) == [5]
+
+
+def test_integers_of_an_array_do_not_overflow() -> None:
+    # Milliseconds: one and three hours, a quarter and three quarters of 1000 devices. 1000 hours don't fit 32 bits.
+    hours = np.array([3_600_000, 10_800_000], dtype=np.int32)
+    assert waterfill_widths(hours, devices=1000) == [250, 750]  # type: ignore[arg-type]
 
 
 def test_rounding_does_not_lose_a_device() -> None:

@@ -150,7 +150,7 @@ def read_jobs(text: str, rates: Mapping[tuple[str, str], Rate], hours: float, se
             raise InvalidInput(f"--jobs makes up to 999999 jobs, got {text:.80}.")
         return sample_jobs(int(text), rates, hours=hours, seed=seed)
     try:
-        with Path(text).open(newline="") as file:
+        with Path(text).open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin with a mark
             rows = list(csv.DictReader(file))
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
@@ -182,6 +182,10 @@ def read_jobs(text: str, rates: Mapping[tuple[str, str], Rate], hours: float, se
             raise InvalidInput(
                 f"{text}, job {number + 1}: {error!r}. Needed are arrival_s, kind, trials and iterations."
             ) from error
+    if not jobs:
+        raise InvalidInput(
+            f"--jobs {text}: the file has no jobs. Give one a line below the names of the columns."
+        )
     return jobs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -147,6 +148,13 @@ def run_command(command: Sequence[str]) -> tuple[int, str]:
     # The command ignores what is ignored here (SIGHUP under nohup): it would not if we handled it before it is there.
     ignored = {number for number in handlers if signal.getsignal(number) is signal.SIG_IGN}
     old = {number: signal.signal(number, handlers[number]) for number in handlers.keys() - ignored}
+    # A signal that comes just before a blocking wait() would not end it: its handler runs when that returns. So signals
+    # are also written to a pipe, which is waited for.
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         try:
             child = subprocess.Popen(list(command))
@@ -158,10 +166,16 @@ def run_command(command: Sequence[str]) -> tuple[int, str]:
         for number in early:
             forward(number, None)
         while True:
-            pid, status = os.wait()
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child.pid:
                 break
+            if pid == 0:
+                select.select([reader], [], [])
+                os.read(reader, 4096)
     finally:
+        signal.set_wakeup_fd(woken)
+        os.close(reader)
+        os.close(writer)
         for number, handler in old.items():
             signal.signal(number, handler)
     code = os.waitstatus_to_exitcode(status)

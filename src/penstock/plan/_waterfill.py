@@ -41,19 +41,21 @@ def waterfill_widths(
     for name, count in (("devices", devices), ("max_sharing", max_sharing), ("max_devices", limit)):
         if not is_real(count) or not math.isfinite(count) or int(count) != count or count < 1:
             raise InvalidInput(f"{name} is {count!r}; give a whole number of at least 1.")
+    works_s: list[float] = []  # as Python's floats: those of an array have integers that overflow
     try:
         for runtime in runtimes:
             if not (math.isfinite(runtime) and runtime >= 0):
                 raise InvalidInput(f"A runtime is {runtime!r}; give finite seconds of at least 0.")
+            works_s.append(float(runtime))
     except TypeError as error:
         raise InvalidInput(
             f"runtimes is {runtimes!r}; give seconds of each trial, such as [4, 12]."
         ) from error
-    total = math.fsum(runtimes)
+    total = math.fsum(works_s)
     if total <= 0:
-        runtimes, total = [1.0] * len(runtimes), float(len(runtimes))
+        works_s, total = [1.0] * len(works_s), float(len(works_s))
     widths = []
-    for runtime in runtimes:
-        whole = math.floor(runtime * devices / total + _TOLERANCE)
+    for work_s in works_s:
+        whole = math.floor(work_s * devices / total + _TOLERANCE)
         widths.append(float(min(whole, limit)) if whole >= 1 else 1.0 / max_sharing)
     return widths
