@@ -165,6 +165,7 @@ def ray(monkeypatch_module):
     """A runtime of two CPUs that outlives drivers: they find its address where Ray looks for one."""
     ray = pytest.importorskip("ray")
     context = ray.init(
+        "local",  # whatever else runs on this machine
         num_cpus=2,
         object_store_memory=80 << 20,
         include_dashboard=False,
