@@ -298,7 +298,7 @@ def test_trials_whose_loss_is_a_sum_stay_on_one_device_and_the_study_says_so(
             work,
             pk.Space(seed=pk.Int(1, 100)),
             minimize="loss",
-            scheduler=pk.Full(trials=3, epochs=3),
+            scheduler=pk.Full(trials=3, epochs=15),  # the last one is alone for most of them, and spreads
             sampler=pk.Random(),
             executor=pk.Local(2),
             planner=planner,
