@@ -187,6 +187,29 @@ def same(ours: Any, theirs: Any, path: str = "state") -> None:
         assert ours == theirs, path
 
 
+@pk.elastic(max_devices=2)
+def adding(run: pk.Run) -> None:
+    base = torch.arange(6.0).reshape(2, 3) * (run.world.rank + 1)
+    leaf = torch.full((4,), 10.0**run.world.rank, requires_grad=True)
+    several = [base, base.double().T, leaf, torch.tensor(2 + run.world.rank), torch.empty(0)]
+    run.world.all_reduce(several)
+    assert base.tolist() == (several[1].T / 1).tolist()
+    assert leaf.requires_grad
+    for _ in run.epochs():
+        run.save(None)
+        run.report(loss=float(base[1, 2]), leaf=float(leaf.sum()), count=int(several[3]))
+
+
+@pytest.mark.parametrize(("size", "sums"), [(1, (5, 4, 2)), (2, (5 + 10, 44, 2 + 3))])
+def test_a_worlds_tensors_of_several_kinds_are_added_up_in_place(
+    size: int, sums: tuple[float, ...], tmp_path: Path
+) -> None:
+    end, heard = crew_of(size, adding, tmp_path, until=1)[0]
+    assert end.status == "paused", end
+    _, metrics = heard[0]
+    assert (metrics["loss"], metrics["leaf"], metrics["count"]) == sums
+
+
 def test_one_two_one_workers_train_as_one_throughout(tmp_path: Path) -> None:
     work = task()
     alone, state = train(work, tmp_path / "alone", [(1, EPOCHS)])

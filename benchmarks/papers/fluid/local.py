@@ -94,13 +94,13 @@ def waiting(wait_s: float) -> Any:
                 loss = functional.cross_entropy(model(inputs[mine]), targets[mine]) * len(mine) / 250
                 optimizer.zero_grad()
                 loss.backward()
-                if size > 1:
-                    for parameter in model.parameters():
-                        torch.distributed.all_reduce(parameter.grad)
+                run.world.all_reduce(parameter.grad for parameter in model.parameters())
                 optimizer.step()
                 run.iteration()
+            mine = slice(rank * len(check) // size, (rank + 1) * len(check) // size)
             with torch.no_grad():
-                loss = functional.cross_entropy(model(check), truth)
+                loss = functional.cross_entropy(model(check[mine]), truth[mine], reduction="sum") / len(check)
+            run.world.all_reduce([loss])
             run.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
             run.report(loss=loss)
 
