@@ -219,7 +219,7 @@ class Crew:
         scaler, clip, tell = trainer.scaler, trainer.clip_norm, trainer.on_iteration
         parameters = [p for p in model.parameters() if p.requires_grad]
         size = self.world.size
-        if not trainer._checked:
+        if not (trainer._checked and trainer._laid_out):
             batches = trainer._check_first(batches, forward)
         with self._whole_batches(model):
             for inputs, targets in batches:

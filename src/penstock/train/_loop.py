@@ -663,6 +663,8 @@ class Trainer:
         self._needs_lr = not state["lr_found"]
         held = state.get("held")  # not in checkpoints of before
         self._held = None if held is None else dict(held)
+        # A loss that has trained it needs no look, which takes a forward at every promotion, pause and resize.
+        self._checked = self.epoch > 0 or self.step > 0
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:
