@@ -186,10 +186,10 @@ def _between(
         assert isinstance(before, float)
         assert isinstance(after, float)
         energy_j = after - before
-    if isinstance(watts, SensorError):
-        return watts
     if short:
         # The counter has hardly moved, or moved for more than this window: watts x time tells better.
+        if isinstance(watts, SensorError):
+            return watts
         return Measurement(watts * time_s, "J", max(source, Source.ESTIMATED), doubt + 0.5)
     if sensor.resolution_s:
         doubt += sensor.resolution_s / time_s
