@@ -23,11 +23,14 @@ from penstock.energy import (
     LeastTime,
     LimitGuard,
     LimitOptions,
+    LimitProfile,
     NvmlSensor,
     PowerLimiter,
+    PowerProfile,
     ReplaySensor,
     SimulatedGpu,
     make_meter,
+    savings,
     would_have_taken,
 )
 
@@ -328,6 +331,17 @@ def test_what_cant_be_limited_is_refused(job):
         PowerLimiter([])
     with pytest.raises(InvalidInput, match="of one model"):
         PowerLimiter([replay, *job().sensors])
+
+
+def test_a_counter_that_stood_still_saves_nothing():
+    """An average of 0 W is what such a device shows; the training goes on."""
+    still = LimitProfile(200.0, 0.0, 10.0)
+    profile = PowerProfile("GPU", 1, 200.0, (still, LimitProfile(100.0, 0.0, 5.0)))
+    assert savings(profile, profile.limits[1]) == (0.0, -1.0)
+    energy, time_s = would_have_taken(
+        Measurement(0.0, "J", Source.MEASURED), 10.0, profile, still, profile.limits[1]
+    )
+    assert (energy.joules, time_s) == (0.0, 20.0)
 
 
 def test_what_another_limit_would_have_taken(job):
