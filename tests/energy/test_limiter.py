@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -33,6 +34,7 @@ from penstock.energy import (
     savings,
     would_have_taken,
 )
+from penstock.energy._guard import claim_path
 
 # iteration seconds by limit: a job whose watts are the limit (its load wants 240 W)
 SPEED = {250: 0.100, 225: 0.102, 200: 0.105, 175: 0.112, 150: 0.125, 125: 0.155, 100: 0.200}
@@ -270,6 +272,22 @@ def test_when_the_watchdog_dies_too_the_next_job_restores_what_was(gpus, nvml_li
     process.stdout.close()
     assert stub.limit_w() == 125.0
     sensor = NvmlSensor(0)
+    with LimitGuard([sensor]) as guard:
+        assert guard.original_w == (220.0,)
+        guard.set(150.0)
+    assert stub.limit_w() == 220.0
+    sensor.close()
+
+
+def test_a_job_that_may_not_restore_a_killed_ones_limit_leaves_it_to_one_that_may(gpus, nvml_stub):
+    stub = gpus(1)
+    sensor = NvmlSensor(0)
+    stub.change(limit_w=125.0)
+    Path(claim_path(sensor.restore_key)).write_text('{"pid": 1, "limit_w": 220.0}')
+    stub.add_flags(nvml_stub.LOCKED)
+    with pytest.raises(NotPermitted):
+        LimitGuard([sensor]).hold()
+    stub.change(flags=0)
     with LimitGuard([sensor]) as guard:
         assert guard.original_w == (220.0,)
         guard.set(150.0)
