@@ -352,3 +352,22 @@ def test_the_meter_marks_what_is_shared(gpus):
     assert energy.joules == pytest.approx(120 * hook.last.time_s, rel=0.1)
     mine.close()
     other.close()
+
+
+def test_a_window_that_began_before_its_process_used_the_device_is_the_whole_ones(tmp_path):
+    """Its part has no beginning to be told from: the difference could be less than nothing."""
+    mine = SharedSensor(Counter("joining"), folder=tmp_path, period_s=600)
+    other = SharedSensor(Counter("joining"), folder=tmp_path, period_s=600)
+    for _ in range(50):
+        mine._channel.tick()
+    mine.resolution_s = 0.0
+    window = Meter([mine]).window()
+    whole_j = mine.energy_j()
+    mine.join(1.0)
+    other.join(1.0)
+    for _ in range(10):
+        mine._channel.tick()
+    assert window.end().energy.joules >= mine.energy_j() - whole_j - 1
+    assert window.energy.joules > 9
+    for sensor in (mine, other):
+        sensor.close()
