@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import NotPermitted, SensorError
 from penstock.energy import EstimateSensor, Meter, cpu_sensors, rapl_sensors
-from penstock.energy._poller import Poller
+from penstock.energy._poller import POLLER, Poller
 from penstock.energy._rapl import RaplDomain, RaplSensor, find_domains, unwrap
 
 RANGE_UJ = 262_143_328_850
@@ -166,3 +166,14 @@ def test_a_counter_that_started_again_has_not_wrapped(powercap):
     file.write_text("3000000\n")
     assert sensor.energy_j() == pytest.approx(joules + 1)
     sensor.close()
+
+
+def test_a_counter_that_cant_be_read_leaves_no_other_one_open(powercap):
+    root = powercap(
+        {"intel-rapl:0": ("package-0", 0, RANGE_UJ), "intel-rapl:0/intel-rapl:0:0": ("dram", 0, RANGE_UJ)}
+    )
+    (root / "intel-rapl:0" / "intel-rapl:0:0" / "energy_uj").write_text("nothing\n")
+    before = set(POLLER._jobs)
+    with pytest.raises(SensorError, match="can't be read"):
+        rapl_sensors(root)
+    assert set(POLLER._jobs) <= before

@@ -12,7 +12,17 @@ import pytest
 
 from penstock.core import Source
 from penstock.core.errors import SensorError
-from penstock.energy import DeviceKind, EpochMeter, Meter, NvmlSensor, Sensor, SharedSensor, gpu_sensors
+from penstock.energy import (
+    DeviceKind,
+    EpochMeter,
+    Meter,
+    NvmlSensor,
+    Sensor,
+    SharedSensor,
+    gpu_sensors,
+    sensors_for,
+)
+from penstock.energy._poller import POLLER
 
 WORKER = """
 import json, sys, time
@@ -371,3 +381,14 @@ def test_a_window_that_began_before_its_process_used_the_device_is_the_whole_one
     assert window.energy.joules > 9
     for sensor in (mine, other):
         sensor.close()
+
+
+@pytest.mark.parametrize("opens", [gpu_sensors, lambda: sensors_for(("cuda:0", "cuda:1"))])
+def test_a_gpu_that_cant_be_opened_leaves_no_other_one_read(gpus, nvml_stub, opens):
+    """A worker tries again for every trial: each would leave a reader behind that nobody closes."""
+    stub = gpus(2)
+    stub.add_flags(nvml_stub.LOST, 1)
+    before = set(POLLER._jobs)
+    with pytest.raises(SensorError, match="fallen off the bus"):
+        opens()
+    assert set(POLLER._jobs) <= before

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -178,4 +179,10 @@ def rapl_sensors(root: Path = ROOT, *, psys: bool = False) -> list[RaplSensor]:
     """
     if not root.is_dir():
         return []
-    return [RaplSensor(domain) for domain in find_domains(root, psys=psys)]
+    with ExitStack() as opened:  # one that can't be read leaves none of the others behind
+        found: list[RaplSensor] = []
+        for domain in find_domains(root, psys=psys):
+            found.append(RaplSensor(domain))
+            opened.callback(found[-1].close)
+        opened.pop_all()
+    return found
