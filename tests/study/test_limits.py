@@ -111,6 +111,20 @@ def test_a_grid_runs_what_is_allowed_of_it_and_ends():
     assert done.refused == 12 - len(expected)
 
 
+@pytest.mark.parametrize("wrap", ["WarmStart", "Limited"])
+def test_a_grid_is_run_to_its_end_behind_what_wraps_it(wrap):
+    """Not to the number of trials of a study that has no end."""
+    space = pk.Space(width=pk.Int(1, 60))
+    limit = pk.Quantity("width", of=lambda c: c["width"]) <= 59
+    sampler = (
+        pk.WarmStart([{"width": 7}], then=pk.Grid()) if wrap == "WarmStart" else pk.Limited(pk.Grid(), limit)
+    )
+    done = study(
+        lambda run: run.report(error=1.0), space=space, sampler=sampler, limits=(), scheduler=None
+    ).run()
+    assert len(done.trials) == (61 if wrap == "WarmStart" else 59)
+
+
 def test_warm_starts_that_violate_are_left_out_and_others_come_first():
     fits, too_large = {"width": 8, "depth": 2, "lr": 0.01}, {"width": 64, "depth": 8, "lr": 0.01}
     done = study(

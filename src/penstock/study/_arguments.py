@@ -15,7 +15,7 @@ from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Local
 from penstock.goal import METERED, Budget, Goal
 from penstock.plan import Fluid
-from penstock.sample import TPE, Bayes, Grid, Sampler, WarmStart
+from penstock.sample import TPE, Bayes, Sampler, WarmStart
 from penstock.schedule import ASHA, SM2, Full, Hyperband, Scheduler, StopRule
 from penstock.schedule._sm2_work import explores
 from penstock.space import Space
@@ -236,7 +236,8 @@ def compose(
             )
         sampler = check_type("the scheduler's sampler", scheduler.sampler, Sampler, None)
     if scheduler is None:
-        unbounded = isinstance(sampler, Grid) or budget != Budget()
+        # A grid has an end of its own, also behind a warm start or under limits.
+        unbounded = (sampler is not None and sampler.ends) or budget != Budget()
         scheduler = Full() if unbounded else default_scheduler(work, sampler, budget)
     if sampler is None:
         sampler = TPE()
