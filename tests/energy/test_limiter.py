@@ -35,6 +35,7 @@ from penstock.energy import (
     would_have_taken,
 )
 from penstock.energy._guard import claim_path
+from penstock.energy._watchdog import restore
 
 # iteration seconds by limit: a job whose watts are the limit (its load wants 240 W)
 SPEED = {250: 0.100, 225: 0.102, 200: 0.105, 175: 0.112, 150: 0.125, 125: 0.155, 100: 0.200}
@@ -277,6 +278,19 @@ def test_when_the_watchdog_dies_too_the_next_job_restores_what_was(gpus, nvml_li
         guard.set(150.0)
     assert stub.limit_w() == 220.0
     sensor.close()
+
+
+def test_a_limit_is_restored_of_a_gpu_whose_energy_is_not_read(gpus):
+    """The watchdog has no use for joules: a counter that fails must not keep it from its work."""
+    stub = gpus(1)
+    sensor = NvmlSensor(0)
+    key = sensor.restore_key
+    sensor.close()
+    stub.change(limit_w=125.0)
+    stub.forget_calls()
+    assert restore({key: 220.0}, tries=1)
+    assert stub.limit_w() == 220.0
+    assert not stub.readers()
 
 
 def test_a_job_that_may_not_restore_a_killed_ones_limit_leaves_it_to_one_that_may(gpus, nvml_stub):
