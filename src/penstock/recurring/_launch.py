@@ -125,10 +125,8 @@ class Gauge:
         if machine.wants_reading(now_s):
             wait_for_gpu()
             now_s = self.time_s + window.time_s
-            try:
+            with contextlib.suppress(SensorError):  # the slice is made longer, until the sensor answers
                 energy_j = self.energy_j + window.energy.joules
-            except SensorError:
-                return  # the slice is made longer, until the sensor answers
         self._follow(machine.iteration(now_s, energy_j, samples))
 
     def epoch_end(self) -> Measurement | None:
