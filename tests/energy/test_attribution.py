@@ -90,5 +90,7 @@ def test_what_is_refused():
         split(1, [-1, 2])
     with pytest.raises(InvalidInput, match="nan"):
         split(1, [math.nan])
+    with pytest.raises(InvalidInput, match="at least 0"):
+        attribute(energy, [Usage("a", -1, -1)], duration_s=1)
     with pytest.raises(InvalidInput, match="is not an energy"):
         attribute(Measurement(1, "W", Source.MEASURED), [], duration_s=1)

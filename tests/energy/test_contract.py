@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -212,6 +213,24 @@ def test_an_amd_gpu_without_a_lowest_limit_is_metered_and_left_alone(amd, tmp_pa
     assert loader.report.limits is None
     (finding,) = [finding for finding in examine(tmp_path, tmp_path) if finding.subject.startswith("amd:")]
     assert (finding.measure, finding.control) == (State.OK, State.ABSENT)
+
+
+def test_an_amd_gpu_whose_accumulator_stands_still_is_not_told_to_draw_nothing(amd, monkeypatch):
+    count = {"energy_accumulator": 0, "counter_resolution": 15.3}
+    found = amd(amdsmi_get_energy_count=lambda handle: count)
+    (sensor,) = found.amd_sensors()
+    clock = VirtualClock(sensor._changed_s)
+    monkeypatch.setattr(found, "time", SimpleNamespace(monotonic=clock.now_s))
+    clock.advance_to(clock.now_s() + 1.0)
+    assert sensor.energy_j() == 0.0  # it may be slow
+    clock.advance_to(clock.now_s() + 2.0)
+    with pytest.raises(SensorError, match="stood still for 3"):
+        sensor.energy_j()
+    count["energy_accumulator"] = 1_000_000
+    assert sensor.energy_j() == pytest.approx(15.3)
+    count["energy_accumulator"] = 0  # started again
+    clock.advance_to(clock.now_s() + 1.0)
+    assert sensor.energy_j() == pytest.approx(215.3)
 
 
 def test_the_limit_of_an_amd_gpu_is_tried(amd, tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,13 +24,18 @@ from penstock.energy import (
     LeastTime,
     LimitGuard,
     LimitOptions,
+    LimitProfile,
     NvmlSensor,
     PowerLimiter,
+    PowerProfile,
     ReplaySensor,
     SimulatedGpu,
     make_meter,
+    savings,
     would_have_taken,
 )
+from penstock.energy._guard import claim_path
+from penstock.energy._watchdog import restore
 
 # iteration seconds by limit: a job whose watts are the limit (its load wants 240 W)
 SPEED = {250: 0.100, 225: 0.102, 200: 0.105, 175: 0.112, 150: 0.125, 125: 0.155, 100: 0.200}
@@ -274,6 +280,35 @@ def test_when_the_watchdog_dies_too_the_next_job_restores_what_was(gpus, nvml_li
     sensor.close()
 
 
+def test_a_limit_is_restored_of_a_gpu_whose_energy_is_not_read(gpus):
+    """The watchdog has no use for joules: a counter that fails must not keep it from its work."""
+    stub = gpus(1)
+    sensor = NvmlSensor(0)
+    key = sensor.restore_key
+    sensor.close()
+    stub.change(limit_w=125.0)
+    stub.forget_calls()
+    assert restore({key: 220.0}, tries=1)
+    assert stub.limit_w() == 220.0
+    assert not stub.readers()
+
+
+def test_a_job_that_may_not_restore_a_killed_ones_limit_leaves_it_to_one_that_may(gpus, nvml_stub):
+    stub = gpus(1)
+    sensor = NvmlSensor(0)
+    stub.change(limit_w=125.0)
+    Path(claim_path(sensor.restore_key)).write_text('{"pid": 1, "limit_w": 220.0}')
+    stub.add_flags(nvml_stub.LOCKED)
+    with pytest.raises(NotPermitted):
+        LimitGuard([sensor]).hold()
+    stub.change(flags=0)
+    with LimitGuard([sensor]) as guard:
+        assert guard.original_w == (220.0,)
+        guard.set(150.0)
+    assert stub.limit_w() == 220.0
+    sensor.close()
+
+
 @pytest.mark.faults
 def test_two_jobs_cant_hold_one_limit(gpus, nvml_library):
     stub = gpus(2)
@@ -328,6 +363,17 @@ def test_what_cant_be_limited_is_refused(job):
         PowerLimiter([])
     with pytest.raises(InvalidInput, match="of one model"):
         PowerLimiter([replay, *job().sensors])
+
+
+def test_a_counter_that_stood_still_saves_nothing():
+    """An average of 0 W is what such a device shows; the training goes on."""
+    still = LimitProfile(200.0, 0.0, 10.0)
+    profile = PowerProfile("GPU", 1, 200.0, (still, LimitProfile(100.0, 0.0, 5.0)))
+    assert savings(profile, profile.limits[1]) == (0.0, -1.0)
+    energy, time_s = would_have_taken(
+        Measurement(0.0, "J", Source.MEASURED), 10.0, profile, still, profile.limits[1]
+    )
+    assert (energy.joules, time_s) == (0.0, 20.0)
 
 
 def test_what_another_limit_would_have_taken(job):

@@ -14,11 +14,13 @@ from penstock.core.errors import InvalidInput, SensorError
 from penstock.energy import (
     V100,
     V100_LOADS,
+    DeviceKind,
     EpochMeter,
     EstimateSensor,
     Meter,
     NvmlSensor,
     ReplaySensor,
+    Sensor,
     SimulatedGpu,
     make_meter,
 )
@@ -180,6 +182,41 @@ def test_a_failed_device_fails_the_sum_but_not_the_others():
     assert meter.devices["replay:good"].joules == pytest.approx(500)
     with pytest.raises(SensorError, match="ended at 1 s"):
         meter.energy
+
+
+def test_watts_that_cant_be_told_matter_to_windows_that_need_them_alone():
+    """One counter steps rarely, so that watts are asked for; another steps often enough and has none to tell."""
+    clock = VirtualClock()
+
+    class NoWatts(Sensor):
+        id = key = name = "exact"
+        kind, method, source, uncertainty = DeviceKind.CPU, "a counter", Source.MEASURED, 0.0
+
+        def energy_j(self):
+            return 7.0 * clock.now_s()
+
+        def power_w(self):
+            raise SensorError("no watts")
+
+    rare = ReplaySensor([0, 100], [10, 10], clock, name="rare")
+    rare.resolution_s = 1.0
+    window = Meter([rare, NoWatts()], clock=clock).window()
+    clock.advance_to(0.5)
+    window.end()
+    assert not window.failures
+    assert window.devices["exact"].joules == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "watts"),
+    [([0, 1], [1, float("nan")]), ([0, float("nan")], [1, 1]), ([0, 1], [1, float("inf")])],
+)
+def test_a_trace_has_numbers_only(times_s, watts, tmp_path):
+    with pytest.raises(InvalidInput, match=r"finite|rise"):
+        ReplaySensor(times_s, watts, VirtualClock())
+    (tmp_path / "trace.csv").write_text("time_s,power_w\n0,1\n1\n")
+    with pytest.raises(InvalidInput, match="needs numbers in columns"):
+        ReplaySensor.from_csv(tmp_path / "trace.csv", VirtualClock())
 
 
 def test_what_a_meter_refuses(simulated):

@@ -1,6 +1,7 @@
 """The power-limit profiler: a pure machine, against brute force and Zeus's equations."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -253,3 +254,12 @@ def test_the_simulated_gpu_behaves_like_dvfs():
         assert math.isclose(times[0] * watts[0], V100.epoch_s(load, 250) * V100.power_w(load, 250))
     light = V100_LOADS["ncf", 256]
     assert V100.slowdown(light, 100) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"static_w": 120.0}, {"min_limit_w": 300.0}, {"voltage_floor": 0.0}, {"idle_w": math.nan}]
+)
+def test_a_model_whose_watts_contradict_each_other_is_refused(wrong):
+    """Below its static power a clock would be negative, and so would times and joules."""
+    with pytest.raises(InvalidInput, match="is not a GPU"):
+        replace(V100, **wrong)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import NotPermitted, SensorError
 from penstock.energy import EstimateSensor, Meter, cpu_sensors, rapl_sensors
-from penstock.energy._poller import Poller
+from penstock.energy._poller import POLLER, Poller
 from penstock.energy._rapl import RaplDomain, RaplSensor, find_domains, unwrap
 
 RANGE_UJ = 262_143_328_850
@@ -150,3 +150,30 @@ def test_nonsense_is_an_error(powercap):
 
 def test_no_powercap_no_sensors(tmp_path):
     assert rapl_sensors(tmp_path / "none") == []
+
+
+def test_a_counter_that_started_again_has_not_wrapped(powercap):
+    """After a suspend it begins at 0: a wrap would mean 160 kJ in a moment, more than any CPU draws."""
+    root = powercap({"intel-rapl:0": ("package-0", 100_000_000_000, RANGE_UJ)})
+    (sensor,) = rapl_sensors(root)
+    file = root / "intel-rapl:0" / "energy_uj"
+    file.write_text("100005000000\n")
+    assert sensor.energy_j() == pytest.approx(5)
+    file.write_text("2000000\n")
+    with pytest.warns(RuntimeWarning, match="started again"):
+        joules = sensor.energy_j()
+    assert 7 <= joules < 1000
+    file.write_text("3000000\n")
+    assert sensor.energy_j() == pytest.approx(joules + 1)
+    sensor.close()
+
+
+def test_a_counter_that_cant_be_read_leaves_no_other_one_open(powercap):
+    root = powercap(
+        {"intel-rapl:0": ("package-0", 0, RANGE_UJ), "intel-rapl:0/intel-rapl:0:0": ("dram", 0, RANGE_UJ)}
+    )
+    (root / "intel-rapl:0" / "intel-rapl:0:0" / "energy_uj").write_text("nothing\n")
+    before = set(POLLER._jobs)
+    with pytest.raises(SensorError, match="can't be read"):
+        rapl_sensors(root)
+    assert set(POLLER._jobs) <= before

@@ -12,7 +12,17 @@ import pytest
 
 from penstock.core import Source
 from penstock.core.errors import SensorError
-from penstock.energy import EpochMeter, Meter, NvmlSensor, SharedSensor, gpu_sensors
+from penstock.energy import (
+    DeviceKind,
+    EpochMeter,
+    Meter,
+    NvmlSensor,
+    Sensor,
+    SharedSensor,
+    gpu_sensors,
+    sensors_for,
+)
+from penstock.energy._poller import POLLER
 
 WORKER = """
 import json, sys, time
@@ -216,6 +226,63 @@ def test_two_sensors_of_one_process_share_its_reading(gpus):
         second.energy_j()
 
 
+class Counter(Sensor):
+    """Counts its readings, a joule each; fails while it is told to."""
+
+    id, name, kind, method = "gpu:0", "counter", DeviceKind.GPU, "count"
+    source, uncertainty = Source.MEASURED, 0.0
+
+    def __init__(self, key):
+        self.key, self.count, self.lost = key, 0, False
+
+    def energy_j(self):
+        if self.lost:
+            raise SensorError("gone")
+        self.count += 1
+        return float(self.count)
+
+    def power_w(self):
+        return 1.0
+
+
+def test_a_device_that_is_gone_when_its_reader_changes_is_counted_from_its_return(tmp_path):
+    first, second = Counter("changing"), Counter("changing")
+    one = SharedSensor(first, folder=tmp_path, period_s=600)
+    for _ in range(50):
+        one._channel.tick()
+    two = SharedSensor(second, folder=tmp_path, period_s=600)
+    second.lost = True
+    one.close()  # the other's device can't be read: no error of this one
+    with pytest.raises(SensorError, match="gone"):
+        two.energy_j()
+    second.lost = False
+    two._channel.tick()
+    at_j = two.energy_j()
+    for _ in range(20):
+        two._channel.tick()
+    assert two.energy_j() - at_j > 19
+    two.close()
+
+
+def test_a_new_reader_that_can_not_read_at_first_loses_nothing_later(tmp_path):
+    old = SharedSensor(Counter("returning"), folder=tmp_path, period_s=600)
+    for _ in range(50):
+        old._channel.tick()
+    old.close()
+    device = Counter("returning")
+    new = SharedSensor(device, folder=tmp_path, period_s=600)
+    channel = new._channel
+    device.lost, channel.is_reader = True, False
+    channel.try_to_read()  # as after the other reader's end
+    device.lost = False
+    channel.tick()
+    at_j = new.energy_j()
+    for _ in range(20):
+        channel.tick()
+    assert new.energy_j() - at_j > 19
+    new.close()
+
+
 def test_a_forked_child_follows_its_parent(gpus):
     stub = gpus(1)
     stub.set_load(100.0)
@@ -295,3 +362,33 @@ def test_the_meter_marks_what_is_shared(gpus):
     assert energy.joules == pytest.approx(120 * hook.last.time_s, rel=0.1)
     mine.close()
     other.close()
+
+
+def test_a_window_that_began_before_its_process_used_the_device_is_the_whole_ones(tmp_path):
+    """Its part has no beginning to be told from: the difference could be less than nothing."""
+    mine = SharedSensor(Counter("joining"), folder=tmp_path, period_s=600)
+    other = SharedSensor(Counter("joining"), folder=tmp_path, period_s=600)
+    for _ in range(50):
+        mine._channel.tick()
+    mine.resolution_s = 0.0
+    window = Meter([mine]).window()
+    whole_j = mine.energy_j()
+    mine.join(1.0)
+    other.join(1.0)
+    for _ in range(10):
+        mine._channel.tick()
+    assert window.end().energy.joules >= mine.energy_j() - whole_j - 1
+    assert window.energy.joules > 9
+    for sensor in (mine, other):
+        sensor.close()
+
+
+@pytest.mark.parametrize("opens", [gpu_sensors, lambda: sensors_for(("cuda:0", "cuda:1"))])
+def test_a_gpu_that_cant_be_opened_leaves_no_other_one_read(gpus, nvml_stub, opens):
+    """A worker tries again for every trial: each would leave a reader behind that nobody closes."""
+    stub = gpus(2)
+    stub.add_flags(nvml_stub.LOST, 1)
+    before = set(POLLER._jobs)
+    with pytest.raises(SensorError, match="fallen off the bus"):
+        opens()
+    assert set(POLLER._jobs) <= before

@@ -79,3 +79,13 @@ def test_budget_says_which_limit_is_reached():
     assert "5 Wh" in budget.used_up(Spent(energy_wh=5.1))
     assert budget.used_up(Spent(energy_wh=None)) is None
     assert Budget.from_json(budget.to_json()) == budget
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), max_size=12))
+def test_equal_points_stay_in_their_order(points):
+    """A halving that keeps two of four equals keeps the first two, as with one objective."""
+    values = [tuple(map(float, point)) for point in points]
+    places = {}
+    for index in order(values):
+        places.setdefault(values[index], []).append(index)
+    assert all(group == sorted(group) for group in places.values())

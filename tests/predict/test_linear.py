@@ -268,6 +268,17 @@ def test_a_quantity_without_a_profile_is_learned_on_line():
     assert found.mean == pytest.approx(74, rel=0.02)
 
 
+def test_predictions_are_no_stronger_than_the_weakest_value_behind_them():
+    predictors = Predictors(features=FEATURES)
+    for number, config in enumerate(samples(20)):
+        source = Source.ESTIMATED if number == 3 else Source.MEASURED
+        predictors.observe("energy", config, 10 + config["width"], source)
+    assert predictors["energy"].source is Source.ESTIMATED
+    predictors.observe("energy", samples(1)[0], 50.0, Source.SIMULATED)
+    assert predictors["energy"].source is Source.SIMULATED
+    assert predictors.copy()["energy"].source is Source.SIMULATED
+
+
 def test_the_picture_holds_every_sample():
     configs = samples(25)
     model = Predictor.fit("power_w", FEATURES, configs, scattered([50 + c["width"] for c in configs], 0.05))

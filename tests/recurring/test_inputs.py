@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core import Source, VirtualClock
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, SensorError
 from penstock.energy import SimulatedGpu
 from penstock.recurring import Decision, JobSpec, Recurrence, RecurringJob
 
@@ -371,6 +371,34 @@ def test_a_gauge_that_read_nothing_claims_nothing():
     gauge = Gauge(Meter([SimulatedGpu(clock)], clock=clock), spec, Decision(0, 8), None)
     gauge.close()
     assert gauge.source is Source.SIMULATED
+
+
+def test_a_slice_whose_energy_is_not_read_at_once_loses_no_samples():
+    from penstock.energy import LimitGuard, Meter
+    from penstock.recurring._launch import Gauge
+
+    clock = VirtualClock()
+    gpu = SimulatedGpu(clock)
+    read, failing = gpu.energy_j, []
+
+    def energy_j() -> float:
+        if failing:
+            failing.pop()
+            raise SensorError("Timeout")
+        return read()
+
+    gpu.energy_j = energy_j
+    decision = Decision(0, 8, None, (250.0, 100.0))
+    with LimitGuard([gpu]) as guard:
+        gauge = Gauge(Meter([gpu], clock=clock), JobSpec((8,), 8), decision, guard, slice_s=3.0)
+        gauge.epoch_begin()
+        for iteration in range(20):
+            clock.advance_to(clock.now_s() + 1.0)
+            if iteration == 5:  # the end of the first slice, after three of warming up
+                failing.append(True)
+            gauge.iteration(10.0)
+    assert not failing
+    assert [seen.throughput for seen in gauge._machine.profile.limits] == pytest.approx([10.0, 10.0])
 
 
 def test_one_run_is_no_belief(tmp_path: Path):

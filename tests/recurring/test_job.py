@@ -539,6 +539,26 @@ def test_a_sensor_that_fails_once_does_not_end_a_run():
     assert done.energy_j == pytest.approx(6 * epoch_s * model.power_w(load, 250.0))
 
 
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_limit_that_cant_be_set_on_the_way_ends_no_training(at):
+    """A driver that does not answer once is no fault of the batch size. The limit from before is there again."""
+    trainer = Trainer()
+    change = trainer.gpu.set_power_limit_w
+    left = [at + 1]  # one more: that which shows whether limits may be set
+
+    def set_power_limit_w(limit_w: float) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise SensorError("NVML can't set it: Timeout.")
+        change(limit_w)
+
+    trainer.gpu.set_power_limit_w = set_power_limit_w
+    with pytest.warns(RuntimeWarning, match="power limit stays as it was.*Timeout"):
+        done = trainer.job(batch_sizes=[1024]).run()
+    assert (done.reached, done.tries, done.decision.limit_w) == (True, 1, None)
+    assert trainer.gpu.power_limit_w() == 250.0
+
+
 def test_without_permission_a_run_says_nothing_of_the_limit_it_should_have_had():
     """A job that has learnt a limit as root, run again by somebody who may not set it."""
     trainer = Trainer()

@@ -40,6 +40,13 @@ def test_posterior_is_the_precision_weighted_mean(costs, mean, variance):
         assert belief.variance == pytest.approx(float(weight @ (theta - grid_mean) ** 2), rel=1e-2)
 
 
+def test_a_prior_without_variance_stays():
+    """The limit of line 3; observations without variance are its other one."""
+    sure = Belief(5.0, 0.0)
+    assert posterior([1.0, 3.0], sure) == sure
+    assert posterior([2.0, 2.0], sure) == Belief(2.0, 0.0)
+
+
 def test_flat_prior_gives_the_sample_mean_and_variance_over_n():
     belief = posterior([10.0, 14.0], FLAT)
     assert belief.mean == pytest.approx(12.0)

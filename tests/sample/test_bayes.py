@@ -8,6 +8,7 @@ from penstock.core.errors import InvalidInput, SpaceError
 from penstock.goal import Quantity
 from penstock.predict import Features, Predictor, Predictors
 from penstock.sample import Bayes, Gate, Observation
+from penstock.sample._bayes import _standardised
 from penstock.sample._cube import Cube
 from penstock.space import Choice, Float, Int, Space, equals, less, one_of
 
@@ -201,3 +202,12 @@ def test_an_empty_space_has_one_configuration_however_many_results_there_are(tra
     nothing.start(Space(), objectives=1, seed=0)
     with pytest.raises(InvalidInput, match="cells <= 3"):
         nothing.ask(1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e300, -1e300])
+def test_results_near_the_end_of_all_numbers_keep_their_shape(scale):
+    """Of a training that diverges in double precision; with results as bad as that, the others must still count."""
+    values = np.array([1.0, 1.1, 1.3, 1.2, 1.25]) * scale
+    wanted = _standardised(values / abs(scale))
+    np.testing.assert_allclose(_standardised(values), wanted, rtol=1e-6)
+    assert wanted.std() == pytest.approx(1.0)

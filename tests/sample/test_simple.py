@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from penstock.core.errors import InvalidInput, SpaceError
-from penstock.sample import Grid, Observation, Random, Walk, WarmStart
+from penstock.sample import Grid, Observation, Random, Sampler, Walk, WarmStart
 from penstock.sample._seed import Stream, mixed
 from penstock.space import Choice, Float, Int, Space, equals
 
@@ -176,3 +176,35 @@ def test_an_earlier_study_is_known_before_the_first_proposal_and_its_numbers_do_
     sampler.adopt(config, 1)
     sampler.tell(Observation(1, config, None))  # this study's trial 1 fails; the earlier one's stays known
     assert sampler.ask(1)[0]["x"] == pytest.approx(0.3, abs=1e-4)
+
+
+def test_what_else_earlier_trials_measured_is_passed_on():
+    """It teaches predictors of limits."""
+    heard = []
+
+    class Listener(Sampler):
+        def start(self, space, *, objectives, seed):
+            heard.clear()
+
+        def ask(self, n):
+            return []
+
+        def skip(self, configs, trials):
+            pass
+
+        def adopt(self, config, trial):
+            pass
+
+        def tell(self, observation):
+            heard.append((observation.trial, dict(observation.metrics), observation.final))
+
+    earlier = [
+        Observation(4, {"x": 0.5}, (1.0,), 1, False, {"power_w": 30.0}),
+        Observation(9, {"x": 0.25}, None, 1, True, {"power_w": 40.0}),
+    ]
+    begin(WarmStart.from_observations(earlier, then=Listener()), Space(x=Float(0, 1)))
+    assert heard == [
+        (-1, {"power_w": 30.0}, False),
+        (-2, {"power_w": 40.0}, True),
+        (-1, {"power_w": 30.0}, True),
+    ]

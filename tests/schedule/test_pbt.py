@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.core import Segment, Trial, TrialStatus
 from penstock.core.errors import InvalidInput
 from penstock.schedule import PBT, Outcome, Rules
+from penstock.schedule._pbt import _perturbed
 from penstock.space import Choice, Float, Int, Space, equals
 from penstock.testing.schedulers import Trace, by_fronts, drive, smooth_loss
 
@@ -113,6 +114,13 @@ def test_perturbation(seed: int) -> None:
             assert got[name] != config[name]  # small whole numbers move too
         elif config[name]:
             assert abs(got[name] - config[name]) <= max(1, 0.2 * config[name] + 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "factor", "wanted"), [(-1, 1.2, -2), (-1, 0.8, 0), (1, 1.2, 2), (1, 0.8, 0)]
+)
+def test_small_whole_numbers_move_the_way_of_the_factor(value: int, factor: float, wanted: int) -> None:
+    assert _perturbed(Int(-9, 9), value, Random(0), (factor,)) == wanted
 
 
 def test_resampling_draws_from_the_whole_domain() -> None:

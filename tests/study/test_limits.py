@@ -111,6 +111,20 @@ def test_a_grid_runs_what_is_allowed_of_it_and_ends():
     assert done.refused == 12 - len(expected)
 
 
+@pytest.mark.parametrize("wrap", ["WarmStart", "Limited"])
+def test_a_grid_is_run_to_its_end_behind_what_wraps_it(wrap):
+    """Not to the number of trials of a study that has no end."""
+    space = pk.Space(width=pk.Int(1, 60))
+    limit = pk.Quantity("width", of=lambda c: c["width"]) <= 59
+    sampler = (
+        pk.WarmStart([{"width": 7}], then=pk.Grid()) if wrap == "WarmStart" else pk.Limited(pk.Grid(), limit)
+    )
+    done = study(
+        lambda run: run.report(error=1.0), space=space, sampler=sampler, limits=(), scheduler=None
+    ).run()
+    assert len(done.trials) == (61 if wrap == "WarmStart" else 59)
+
+
 def test_warm_starts_that_violate_are_left_out_and_others_come_first():
     fits, too_large = {"width": 8, "depth": 2, "lr": 0.01}, {"width": 64, "depth": 8, "lr": 0.01}
     done = study(
@@ -123,15 +137,78 @@ def test_warm_starts_that_violate_are_left_out_and_others_come_first():
     assert all(t.config != too_large for t in done.trials)
 
 
-def test_population_based_training_does_not_change_a_member_beyond_a_limit():
+OWN = {
+    "Limited": lambda: pk.Limited(pk.Random(), [pk.power_w <= BOUND_W], predictors()),
+    "Bayes": lambda: pk.Bayes(gate=pk.Gate([pk.power_w <= BOUND_W], predictors())),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_limits_that_a_sampler_has_of_its_own_count_with_a_warm_start_too(name):
+    """The best in everything but the limit is among the first: once measured, it is no result."""
+    too_large = {"width": 64, "depth": 8, "lr": 0.01}
+    done = study(
+        train_and_measure,
+        limits=(),
+        sampler=OWN[name](),
+        warm_start=[too_large],
+        scheduler=pk.Full(trials=4, epochs=3),
+    ).run()
+    assert done.gate is not None
+    assert [limit.name for limit in done.limits] == ["power_w"]
+    assert done.trials[0].config == too_large
+    assert done.trials[0].violated
+    assert done.best.config != too_large
+    assert all(watts(t.config) <= BOUND_W for t in done.trials[1:])
+    with pytest.raises(InvalidInput, match="Both the study and its sampler have limits"):
+        study(sampler=pk.WarmStart([too_large], then=OWN[name]()))
+
+
+def test_a_search_that_knows_limits_is_told_of_them_behind_a_warm_start():
+    too_large = {"width": 64, "depth": 8, "lr": 0.01}
+    done = study(
+        sampler=pk.WarmStart([too_large], then=pk.Bayes(startup=3)),
+        predictors=predictors(),
+        scheduler=pk.Full(trials=8, epochs=1),
+    ).run()
+    assert len(done.trials) == 8
+    assert done.refused == 1  # the first; the others are proposed by the limits
+
+
+def test_an_earlier_studys_trials_are_transferred_behind_a_warm_start():
+    first = {"width": 8, "depth": 2, "lr": 0.01}
+    earlier = study(limits=(), sampler=pk.Random(), scheduler=pk.Full(trials=5, epochs=1)).run()
+    done = study(
+        limits=(),
+        sampler=pk.WarmStart([first], then=pk.Bayes(transfer=earlier.trials)),
+        scheduler=pk.Full(trials=2, epochs=1),
+    ).run()
+    assert done.trials[0].config == first
+
+
+@pytest.mark.parametrize(
+    "given",
+    [pk.WarmStart([], then=pk.TPE()), pk.Limited(pk.WarmStart([], then=pk.TPE()), pk.params <= 5)],
+    ids=["WarmStart", "Limited"],
+)
+def test_what_a_sampler_wraps_belongs_to_one_study_too(given):
+    one, other = (study(limits=(), sampler=given).sampler for _ in range(2))
+    while one is not None:
+        assert one is not other
+        one, other = (getattr(s, "then", getattr(s, "_sampler", None)) for s in (one, other))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_population_based_training_does_not_change_a_member_beyond_a_limit(own):
+    limits = [pk.Quantity("width", of=lambda c: c["width"]) <= 20]
     space = pk.Space(width=pk.Int(1, 64), lr=pk.Float(1e-4, 1, log=True))
     done = pk.Study(
         lambda run: [run.report(error=1 / run.config["width"]) for _ in run.epochs(12)] and None,
         space,
         minimize="error",
         scheduler=pk.PBT(population=8, max_epochs=12, interval=2),
-        sampler=pk.Random(),
-        limits=[pk.Quantity("width", of=lambda c: c["width"]) <= 20],
+        sampler=pk.Bayes(gate=pk.Gate(limits)) if own else pk.Random(),
+        limits=() if own else limits,
         executor=pk.Simulated(devices=4, seconds=1.0),
         store=False,
     ).run()

@@ -12,6 +12,8 @@ from penstock.core import Source
 from penstock.core.errors import InvalidInput, NotPermitted, SensorError
 from penstock.energy._sensor import DeviceKind, Sensor
 
+STALL_S = 2.0
+
 _lock = threading.Lock()
 _module: ModuleType | None = None
 
@@ -43,7 +45,7 @@ class AmdSensor(Sensor):
     """One AMD GPU, by the energy accumulator of its firmware.
 
     Raises:
-        SensorError: It can't be read.
+        SensorError: It can't be read, or the accumulator stands still while the GPU draws power.
     """
 
     def __init__(self, index: int, handle: Any, amdsmi: Any) -> None:
@@ -59,17 +61,27 @@ class AmdSensor(Sensor):
         self.resolution_s = 0.1
         self._lock = threading.Lock()
         self._last_j = self._accumulated_j()
-        self._last_s = time.monotonic()
+        self._last_s = self._changed_s = time.monotonic()
         self._energy_j = 0.0
 
     def energy_j(self) -> float:
         """Joules since the sensor was made."""
         with self._lock:
             now_j, now_s = self._accumulated_j(), time.monotonic()
-            if now_j >= self._last_j:
-                self._energy_j += now_j - self._last_j
-            else:  # started again
-                self._energy_j += max(now_j, self.power_w() * (now_s - self._last_s))
+            if now_j == self._last_j:
+                still_s = now_s - self._changed_s
+                if still_s > STALL_S and (watts := self.power_w()) > 0:
+                    raise SensorError(
+                        f"The energy accumulator of {self.name} ({self.id}) has stood still for {still_s:.1f} s at"
+                        f" {watts:.0f} W: this model or its driver keeps none."
+                    )
+            else:
+                # Less than before: it started again.
+                drawn_j = now_j - self._last_j
+                self._energy_j += (
+                    drawn_j if drawn_j > 0 else max(now_j, self.power_w() * (now_s - self._last_s))
+                )
+                self._changed_s = now_s
             self._last_j, self._last_s = now_j, now_s
             return self._energy_j
 

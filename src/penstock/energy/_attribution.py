@@ -105,6 +105,9 @@ def attribute(
         raise InvalidInput(f"Each trial must appear once, got {keys}.")
     whole_j = energy.joules
     idle_j = min(max(whole_j, 0.0), idle_w * duration_s)
+    for usage in usages:  # the product of two negative figures would not show it
+        if not (usage.active_s >= 0 and usage.utilisation >= 0):
+            raise InvalidInput(f"active_s and utilisation must be at least 0, got {usage}.")
     weights = [usage.active_s * usage.utilisation for usage in usages]
     work = split(whole_j - idle_j, weights)
     idle = split(idle_j, weights)

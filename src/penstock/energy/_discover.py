@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -66,18 +67,28 @@ def gpu_sensors(*, shared: bool = True, folder: Path | None = None) -> list[Sens
     from penstock.energy._amd import amd_sensors
     from penstock.energy._nvml import NvmlSensor, visible_gpus
 
-    found: list[Sensor] = []
     try:
         wanted = visible_gpus()
     except Unsupported:
         wanted = []
-    for gpu in wanted:
-        try:
-            found.append(NvmlSensor(gpu, lazy=shared))
-        except Unsupported:
-            continue
-    found += amd_sensors()
-    return [SharedSensor(sensor, folder=folder) for sensor in found] if shared else found
+    with ExitStack() as opened:
+        found: list[Sensor] = []
+        for gpu in wanted:
+            try:
+                found.append(_kept(opened, NvmlSensor(gpu, lazy=shared)))
+            except Unsupported:
+                continue
+        found += [_kept(opened, sensor) for sensor in amd_sensors()]
+        if shared:
+            found = [_kept(opened, SharedSensor(sensor, folder=folder)) for sensor in found]
+        opened.pop_all()
+    return found
+
+
+def _kept(opened: ExitStack, sensor: Sensor) -> Sensor:
+    """The sensor, which is closed if one of those after it can't be opened."""
+    opened.callback(sensor.close)
+    return sensor
 
 
 def cpu_sensors(*, shared: bool = True, cores: float | None = None, root: Path = POWERCAP) -> list[Sensor]:
@@ -90,7 +101,13 @@ def cpu_sensors(*, shared: bool = True, cores: float | None = None, root: Path =
         rapl = []
     if not rapl:
         return [EstimateSensor(cores=cores)]
-    return [SharedSensor(sensor) for sensor in rapl] if shared else rapl
+    if shared:
+        with ExitStack() as opened:
+            for sensor in rapl:
+                opened.callback(sensor.close)
+            rapl = [_kept(opened, SharedSensor(sensor)) for sensor in rapl]
+            opened.pop_all()
+    return rapl
 
 
 def default_sensors(*, shared: bool = True, cores: float | None = None) -> list[Sensor]:
@@ -100,7 +117,11 @@ def default_sensors(*, shared: bool = True, cores: float | None = None) -> list[
         shared: One process per node reads each device, the others follow it.
         cores: CPU threads set aside for this process, for the estimate.
     """
-    return [*gpu_sensors(shared=shared), *cpu_sensors(shared=shared, cores=cores)]
+    with ExitStack() as opened:
+        gpus = [_kept(opened, sensor) for sensor in gpu_sensors(shared=shared)]
+        cpus = cpu_sensors(shared=shared, cores=cores)
+        opened.pop_all()
+    return [*gpus, *cpus]
 
 
 def sensors_for(devices: Sequence[str], *, cores: float | None = None, shared: bool = True) -> list[Sensor]:
@@ -115,16 +136,21 @@ def sensors_for(devices: Sequence[str], *, cores: float | None = None, shared: b
     wanted = [
         int(match[1]) for device in devices if (match := re.search(r"(?:^|/)(?:cuda|gpu):(\d+)$", device))
     ]
-    if wanted:
-        from penstock.energy._nvml import NvmlSensor, visible_gpus
+    with ExitStack() as opened:
+        if wanted:
+            from penstock.energy._nvml import NvmlSensor, visible_gpus
 
-        visible = visible_gpus()
-        for number in wanted:
-            if number >= len(visible):
-                raise Unsupported(f"There is no cuda:{number} here: NVML shows {len(visible)} visible GPUs.")
-            sensor = NvmlSensor(visible[number], lazy=shared)
-            gpus.append(SharedSensor(sensor) if shared else sensor)
-    return [*gpus, *cpu_sensors(shared=shared, cores=cores)]
+            visible = visible_gpus()
+            for number in wanted:
+                if number >= len(visible):
+                    raise Unsupported(
+                        f"There is no cuda:{number} here: NVML shows {len(visible)} visible GPUs."
+                    )
+                sensor = _kept(opened, NvmlSensor(visible[number], lazy=shared))
+                gpus.append(_kept(opened, SharedSensor(sensor)) if shared else sensor)
+        cpus = cpu_sensors(shared=shared, cores=cores)
+        opened.pop_all()
+    return [*gpus, *cpus]
 
 
 def examine(root: Path = POWERCAP, system: Path = SYSTEM) -> list[Finding]:

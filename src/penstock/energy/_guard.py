@@ -66,8 +66,13 @@ class LimitGuard:
                     raise Unsupported(f"{sensor.name} ({sensor.id}) has no power limit to set.")
             try:
                 for index, sensor in enumerate(self._sensors):
-                    original_w = self._claim(sensor)
-                    sensor.set_power_limit_w(original_w)  # no change, but shows whether we may
+                    original_w, left = self._claim(sensor)
+                    try:
+                        sensor.set_power_limit_w(original_w)  # no change, but shows whether we may
+                    except BaseException:
+                        if left:  # whoever may set it still has to know what it was
+                            self._files.pop().close()
+                        raise
                     self._original_w[index] = original_w
             except BaseException:
                 self._release()
@@ -115,11 +120,11 @@ class LimitGuard:
     ) -> None:
         self.restore()
 
-    def _claim(self, sensor: Sensor) -> float:
-        """Become the one that holds the device's limit; returns what to restore."""
+    def _claim(self, sensor: Sensor) -> tuple[float, bool]:
+        """Become the one that holds the device's limit; returns what to restore, and if a killed process left it so."""
         now_w = sensor.power_limit_w()
         if sensor.restore_key is None:
-            return now_w
+            return now_w, False
         file = open(claim_path(sensor.restore_key), "a+")  # noqa: SIM115 - held until restored
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,7 +142,7 @@ class LimitGuard:
         left = _read_claim(file).get("limit_w")
         original_w = float(left) if left is not None else now_w
         _write_claim(file, {"pid": os.getpid(), "limit_w": original_w})
-        return original_w
+        return original_w, left is not None
 
     def _release(self) -> None:
         self._original_w = {}

@@ -373,16 +373,17 @@ class PowerLimiter:
 
 
 def savings(profile: PowerProfile, chosen: LimitProfile) -> tuple[float, float]:
-    """The parts of energy and of time that a limit saves against the highest one."""
+    """The parts of energy and of time that a limit saves against the highest one; of no energy, nothing."""
     top = profile.highest
-    return 1 - chosen.energy_per_sample_j / top.energy_per_sample_j, 1 - top.throughput / chosen.throughput
+    saved = 1 - chosen.energy_per_sample_j / top.energy_per_sample_j if top.power_w > 0 else 0.0
+    return saved, 1 - top.throughput / chosen.throughput
 
 
 def would_have_taken(
     energy: Measurement, time_s: float, profile: PowerProfile, ran_at: LimitProfile, chosen: LimitProfile
 ) -> tuple[Measurement, float]:
     """Energy and time of a training that ran at one limit, had it run at another (Zeus 5, Observer Mode)."""
-    energy_ratio = chosen.energy_per_sample_j / ran_at.energy_per_sample_j
+    energy_ratio = chosen.energy_per_sample_j / ran_at.energy_per_sample_j if ran_at.power_w > 0 else 1.0
     return energy.scaled(
         energy_ratio, source=Source.ESTIMATED
     ), time_s * ran_at.throughput / chosen.throughput

@@ -177,7 +177,8 @@ def _between(
     source, doubt = sensor.source, sensor.uncertainty
     short = time_s < 2 * sensor.resolution_s
     if isinstance(before, tuple) and isinstance(after, tuple):
-        if after[2] > before[2]:  # others used the device too
+        # Others used the device too. Who was no user of it all the while has no account to tell a part by.
+        if after[2] > before[2] and before[4] >= 0 and after[4] >= 0:
             energy_j, source = after[1] - before[1], max(source, Source.ATTRIBUTED)
         else:
             energy_j = after[0] - before[0]
@@ -186,10 +187,10 @@ def _between(
         assert isinstance(before, float)
         assert isinstance(after, float)
         energy_j = after - before
-    if isinstance(watts, SensorError):
-        return watts
     if short:
         # The counter has hardly moved, or moved for more than this window: watts x time tells better.
+        if isinstance(watts, SensorError):
+            return watts
         return Measurement(watts * time_s, "J", max(source, Source.ESTIMATED), doubt + 0.5)
     if sensor.resolution_s:
         doubt += sensor.resolution_s / time_s

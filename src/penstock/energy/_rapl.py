@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -84,7 +86,8 @@ class RaplSensor(Sensor):
     """One RAPL domain.
 
     The counter wraps around every few minutes to hours; a background reading every quarter of the shortest
-    possible time keeps count also when nobody asks.
+    possible time keeps count also when nobody asks. One that started again (a suspended machine) is told from one
+    that wrapped by what it would have counted meanwhile, warned of, and bridged with the watts so far.
 
     Raises:
         NotPermitted: The counter is there but this user may not read it.
@@ -110,16 +113,30 @@ class RaplSensor(Sensor):
             raise SensorError(f"{domain.path}/max_energy_range_uj says {self._range_uj}: not a range.")
         self._last_uj = self._read(self._file)
         self._counted_uj = 0
-        self._last_power = (time.monotonic(), 0.0)
+        self._begun_s = self._last_s = time.monotonic()
+        self._last_power = (self._begun_s, 0.0)
         self._watts: float | None = None
         self._poll = POLLER.add(max(0.001, self._range_uj / 1e6 / _MOST_W / 4), self._catch_up)
 
     def energy_j(self) -> float:
         """Joules since the sensor was made."""
         with self._lock:
-            now_uj = self._read(self._file)
-            self._counted_uj += unwrap(self._last_uj, now_uj, self._range_uj)
-            self._last_uj = now_uj
+            now_uj, now_s = self._read(self._file), time.monotonic()
+            drawn_uj = unwrap(self._last_uj, now_uj, self._range_uj)
+            gap_s = now_s - self._last_s
+            # The second is for clocks and counters that are not read at the same moment.
+            if now_uj < self._last_uj and drawn_uj > 2e6 * _MOST_W * (gap_s + 1.0):
+                warnings.warn(
+                    f"The energy counter of {self.name} ({self.id}) started again; the time since the last reading,"
+                    f" {gap_s:.1f} s, is counted with the watts before.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                before_s = self._last_s - self._begun_s
+                before_uj = self._counted_uj / before_s * gap_s if before_s > 0 else 0.0
+                drawn_uj = max(now_uj, round(before_uj))
+            self._counted_uj += drawn_uj
+            self._last_uj, self._last_s = now_uj, now_s
             return self._counted_uj / 1e6
 
     def power_w(self) -> float:
@@ -162,4 +179,10 @@ def rapl_sensors(root: Path = ROOT, *, psys: bool = False) -> list[RaplSensor]:
     """
     if not root.is_dir():
         return []
-    return [RaplSensor(domain) for domain in find_domains(root, psys=psys)]
+    with ExitStack() as opened:  # one that can't be read leaves none of the others behind
+        found: list[RaplSensor] = []
+        for domain in find_domains(root, psys=psys):
+            found.append(RaplSensor(domain))
+            opened.callback(found[-1].close)
+        opened.pop_all()
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ class ReplaySensor(Sensor):
         uncertainty: Of the recording.
 
     Raises:
-        InvalidInput: Fewer than two points, times that don't rise, or negative watts.
+        InvalidInput: Fewer than two points, times that don't rise, or watts that are negative or no number.
     """
 
     def __init__(
@@ -45,10 +46,14 @@ class ReplaySensor(Sensor):
             raise InvalidInput(
                 f"A trace needs at least 2 points, got {len(times_s)} times and {len(watts)} watts."
             )
-        if any(later <= earlier for earlier, later in itertools.pairwise(times_s)):
+        if not all(
+            later > earlier and math.isfinite(later - earlier)
+            for earlier, later in itertools.pairwise(times_s)
+        ):
             raise InvalidInput("The times of a trace must rise.")
-        if any(watt < 0 for watt in watts):
-            raise InvalidInput(f"Watts can't be negative, got {min(watts)}.")
+        for watt in watts:
+            if not 0 <= watt < math.inf:
+                raise InvalidInput(f"Watts must be finite and can't be negative, got {watt}.")
         self.id = f"replay:{name}"
         self.key = f"replay:{name}:{id(self)}"
         self.name = name
@@ -114,7 +119,7 @@ class ReplaySensor(Sensor):
                 try:
                     times_s.append(float(row["time_s"]))
                     watts.append(float(row["power_w"]))
-                except (KeyError, ValueError) as error:
+                except (KeyError, TypeError, ValueError) as error:
                     raise InvalidInput(
                         f"{path} needs numbers in columns time_s and power_w: {error}."
                     ) from None

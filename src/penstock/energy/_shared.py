@@ -346,7 +346,7 @@ class _Channel:
         self.is_reader = False
         self._claimed: set[int] = set()
         # The reader's books.
-        self._offset_j = 0.0
+        self._offset_j: float | None = None  # to the source's count, from its first reading on
         self._last_s = 0.0
         self._last_j = 0.0
         self._idle_w = math.inf
@@ -367,8 +367,9 @@ class _Channel:
                 self._users.remove(user)
             if self._users:
                 if self._source is user.inner:
-                    self._source = self._users[0].inner
-                    self._offset_j = self._last_j - self._source.energy_j() if self.is_reader else 0.0
+                    self.tick()
+                    self._source, self._offset_j = self._users[0].inner, None
+                    self.tick()
                 return
             if self._open.get(self._path) is self:
                 del self._open[self._path]
@@ -485,8 +486,8 @@ class _Channel:
             self._written = None
             self._set_error("")
             self._last_s, self._last_j = now_s, at_j
-            self._offset_j = 0.0
-            self._guarded(lambda: self._start(at_j))
+            self._offset_j = None
+            self._guarded(self._read)
 
     def tick(self) -> None:
         """Read the device, split what it drew since the last time, publish."""
@@ -494,12 +495,11 @@ class _Channel:
             if self.is_reader:
                 self._guarded(self._read)
 
-    def _start(self, at_j: float) -> None:
-        self._offset_j = at_j - self._source.energy_j()
-        self._read()
-
     def _read(self) -> None:
-        joules = self._source.energy_j() + self._offset_j
+        counted_j = self._source.energy_j()
+        if self._offset_j is None:  # not before it can be read: it may come back later
+            self._offset_j = self._last_j - counted_j
+        joules = counted_j + self._offset_j
         watts = self._source.power_w()
         now_s = time.monotonic()
         drawn_j, time_s = max(0.0, joules - self._last_j), max(0.0, now_s - self._last_s)

@@ -17,6 +17,7 @@ batch size at 7 limits each); ``benchmarks/energy.py fit`` repeats it and prints
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,17 @@ class GpuModel:
     voltage_floor: float
     min_limit_w: float
     max_limit_w: float
+
+    def __post_init__(self) -> None:
+        if not (
+            0 <= self.idle_w < math.inf
+            and 0 <= self.static_w < self.min_limit_w <= self.max_limit_w < math.inf
+            and 0 < self.voltage_floor <= 1
+        ):
+            raise InvalidInput(
+                f"{self} is not a GPU: its watts must be finite, the lowest limit above static_w and at most the"
+                " highest, and voltage_floor in (0, 1]."
+            )
 
     def clock_ratio(self, load: Load, limit_w: float) -> float:
         """The clock, as a part of the full one, at which the heavy phase fits under the limit."""

@@ -24,7 +24,8 @@ def open_device(key: str) -> Sensor:
     if kind == "nvml":
         from penstock.energy._nvml import NvmlSensor
 
-        return NvmlSensor(name, whole_mig_gpu=True)
+        # Lazy: whether its energy can be read does not matter.
+        return NvmlSensor(name, whole_mig_gpu=True, lazy=True)
     from penstock.energy._amd import amd_sensors
 
     for sensor in amd_sensors():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, final
 
@@ -59,8 +60,10 @@ class Quantity:
         """
         if isinstance(given, str):
             return self._read(given)
-        if isinstance(given, SupportsFloat) and not isinstance(given, bool) and math.isfinite(float(given)):
-            return float(given)
+        if isinstance(given, SupportsFloat) and not isinstance(given, bool):
+            with suppress(OverflowError):  # of a whole number
+                if math.isfinite(float(given)):
+                    return float(given)
         raise InvalidInput(f"The bound of {self.name} must be a finite number or a text, got {given!r}.")
 
     def text(self, value: float) -> str:
@@ -87,7 +90,7 @@ class Quantity:
         match = _TEXT.fullmatch(text)
         scales = _SCALES[self.unit]
         scale = None if match is None else (1.0 if not match[2] else scales.get(match[2]))
-        if match is None or scale is None:
+        if match is None or scale is None or not math.isfinite(float(match[1]) * scale):
             raise InvalidInput(
                 f"{self.name}: {text!r} can't be read. Write a number, with one of {', '.join(scales)} if you like."
             )

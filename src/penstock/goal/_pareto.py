@@ -29,7 +29,7 @@ def front(values: Sequence[Values]) -> list[int]:
 
 
 def order(values: Sequence[Values]) -> list[int]:
-    """Indices from best to worst: by front, within a front the less crowded first (NSGA-II)."""
+    """Indices from best to worst: by front, within a front the less crowded first (NSGA-II), equals as given."""
     left = list(range(len(values)))
     ranked: list[int] = []
     while left:
@@ -46,8 +46,17 @@ def _crowding(values: Sequence[Values]) -> list[float]:
     for k in range(len(values[0])):
         by = sorted(range(len(values)), key=lambda i: values[i][k])
         span = values[by[-1]][k] - values[by[0]][k]
-        distance[by[0]] = distance[by[-1]] = math.inf
-        if span > 0:
+        if span > 0:  # else there are no ends
+            distance[by[0]] = distance[by[-1]] = math.inf
             for before, i, after in zip(by, by[1:], by[2:], strict=False):
                 distance[i] += (values[after][k] - values[before][k]) / span
+    # Which of equal points is at an end is chance: the first of them is the least crowded.
+    equal: dict[Values, list[int]] = {}
+    for i, value in enumerate(values):
+        equal.setdefault(value, []).append(i)
+    for group in equal.values():
+        if len(group) > 1:
+            apart = sorted((distance[i] for i in group), reverse=True)
+            for i, found in zip(group, apart, strict=True):
+                distance[i] = found
     return distance

@@ -71,7 +71,7 @@ class Predictors:
         self.task = task
         self._features = features
         self._extra = extra
-        self._waiting: dict[str, list[tuple[Config, float]]] = {}
+        self._waiting: dict[str, list[tuple[Config, float, Source]]] = {}
         self.version = 0
         """Counts what was learned, for those who keep answers."""
 
@@ -135,20 +135,24 @@ class Predictors:
         return quantity in self._models and not self._exactly(quantity)
 
     def observe(self, quantity: str, config: Config, value: float, source: Source = Source.MEASURED) -> None:
-        """Learn a measured value. One that is no number above 0 is ignored: a sensor's failure teaches nothing."""
+        """Learn a measured value. One that is no number above 0 is ignored: a sensor's failure teaches nothing.
+
+        Predictions rest on all values, so that their source is the weakest of theirs.
+        """
         if not (math.isfinite(value) and value > 0):
             return
         model = self._models.get(quantity)
         if model is not None:
             model.observe(config, value)
+            model.source = max(model.source, source)
             self.version += 1
             return
         if self._features is None:
             return
         waiting = self._waiting.setdefault(quantity, [])
-        waiting.append((dict(config), value))
+        waiting.append((dict(config), value, source))
         if len(waiting) >= max(_FEWEST, len(self._features.columns) + 2):
-            configs, values = [c for c, _ in waiting], [v for _, v in waiting]
+            configs, values = [c for c, _, _ in waiting], [v for _, v, _ in waiting]
             forms = ("plain", "linear", "log")  # so few samples carry no more
             self._models[quantity] = Predictor.fit(
                 quantity,
@@ -157,7 +161,7 @@ class Predictors:
                 values,
                 extra=self._extra,
                 folds=0,
-                source=source,
+                source=max(each for _, _, each in waiting),
                 forms=forms,
             )
             del self._waiting[quantity]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core import Measurement, Source
-from penstock.core.errors import PenstockError, SensorError
+from penstock.core.errors import PenstockError, SensorError, Unsupported
 from penstock.energy import EtaCost, LimitGuard, Meter, PowerLimitOptimizer, Sensor, Window, wait_for_gpu
 from penstock.recurring._history import Decision, JobSpec, Result
 from penstock.recurring._target import Target
@@ -125,10 +125,8 @@ class Gauge:
         if machine.wants_reading(now_s):
             wait_for_gpu()
             now_s = self.time_s + window.time_s
-            try:
+            with contextlib.suppress(SensorError):  # the slice is made longer, until the sensor answers
                 energy_j = self.energy_j + window.energy.joules
-            except SensorError:
-                return  # the slice is made longer, until the sensor answers
         self._follow(machine.iteration(now_s, energy_j, samples))
 
     def epoch_end(self) -> Measurement | None:
@@ -162,7 +160,8 @@ class Gauge:
                     self._machine = self._profiler(1e-9, 0.0, 0.0)
                     self._machine.begin_epoch(*begun)
                 self._follow(self._machine.iteration(self.time_s, self.energy_j))
-            self._machine.end_epoch(self.time_s, self.energy_j)
+            if self._machine is not None:
+                self._machine.end_epoch(self.time_s, self.energy_j)
         return energy
 
     def close(self) -> None:
@@ -200,9 +199,23 @@ class Gauge:
             self._set(limit_w)
 
     def _set(self, limit_w: float) -> None:
-        if self._guard is not None:
+        if self._guard is None:
+            return
+        try:
             self._guard.set(limit_w)
-        self._limit_w = limit_w
+            self._limit_w = limit_w
+        except (SensorError, Unsupported) as error:  # a training does not end for it
+            warnings.warn(
+                f"The power limit stays as it was before the run from here on: {error}", RuntimeWarning, 2
+            )
+            self._guard.restore()
+            self._guard = self._machine = self._limit_w = None
+            self._changed = True
+
+    @property
+    def limited(self) -> bool:
+        """Whether power limits can be set."""
+        return self._guard is not None
 
 
 @final
@@ -298,4 +311,4 @@ def launch(
         gauge.measured,
         error,
     )
-    return Launched(result, judge.last, gauge.source, end.reason or error, guard is not None)
+    return Launched(result, judge.last, gauge.source, end.reason or error, gauge.limited)

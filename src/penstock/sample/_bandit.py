@@ -49,6 +49,8 @@ def posterior(costs: Sequence[float], prior: Belief = FLAT, *, cost_variance: fl
     if cost_variance <= 0.0:
         # The limit of lines 3 and 4: observations without variance outweigh any prior.
         return Belief(total / n, 0.0)
+    if prior.variance <= 0.0:
+        return prior  # and no observation outweighs a prior without variance
     precision = 1.0 / prior.variance + n / cost_variance  # 1/inf is 0: the flat prior
     variance = 1.0 / precision  # line 3
     return Belief(variance * (prior.mean / prior.variance + total / cost_variance), variance)  # line 4

@@ -710,6 +710,9 @@ def _standardised(values: Array) -> Array:
         return values
     middle, best = float(np.median(values)), float(values.min())
     cut = np.minimum(values, middle + _BAD * (middle - best)) if middle > best else values
+    largest = float(np.abs(cut).max())
+    if largest > 1e100:  # its square would be beyond all numbers
+        cut = cut / largest
     spread = float(cut.std())
     result: Array = (cut - cut.mean()) / (spread if spread > 0 else 1.0)
     return result

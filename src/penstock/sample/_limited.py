@@ -16,6 +16,7 @@ from penstock.sample._base import Observation, Sampler, started
 from penstock.sample._bayes import Bayes
 from penstock.sample._gate import Gate
 from penstock.sample._seed import Stream, mixed
+from penstock.sample._warm import WarmStart
 from penstock.space import Space
 
 _ALL = 100_000  # draws of a sampler that ends: it has nothing else, so that no other configuration takes their place
@@ -64,7 +65,7 @@ class Limited(Sampler):
         if isinstance(limits, Gate) and predictors is not None:
             raise InvalidInput("Limited: a Gate has its predictors already. Give limits, or drop predictors.")
         self.gate = limits if isinstance(limits, Gate) else Gate(limits, predictors, confidence=confidence)
-        self._sampler = sampler.constrained(self.gate) if isinstance(sampler, Bayes) else sampler
+        self._sampler = _constrained(sampler, self.gate)
         self._draws = draws
         self._space: Space | None = None
         self._seed = 0
@@ -76,6 +77,10 @@ class Limited(Sampler):
         """How many proposals were refused since ``start``, those of a resume included."""
         self.queries: list[int] = []
         """How many proposals were looked at for each trial since ``start``, those of a resume included."""
+
+    def __copy__(self) -> Limited:
+        """One of its own, with a wrapped sampler of its own: each belongs to one study."""
+        return Limited(copy.copy(self._sampler), self.gate, draws=self._draws)
 
     @property
     def ends(self) -> bool:
@@ -174,6 +179,13 @@ class Limited(Sampler):
             raise InvalidInput(_explain(self.gate, nearest, where))
         self.queries.append(number)
         return found
+
+
+def _constrained(sampler: Sampler, gate: Gate) -> Sampler:
+    """The sampler with the limits, if it is one that knows them or goes on with one."""
+    if isinstance(sampler, WarmStart):
+        return sampler.before(_constrained(sampler.then, gate))
+    return sampler.constrained(gate) if isinstance(sampler, Bayes) else sampler
 
 
 def _surest(gate: Gate, configs: Sequence[Config], heights: Sequence[float]) -> Config | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from penstock.core import Config
@@ -61,6 +63,14 @@ class WarmStart(Sampler):
         """The sampler that follows."""
         return self._then
 
+    def before(self, then: Sampler) -> WarmStart:
+        """The same configurations and results before another sampler."""
+        return WarmStart(self._given, then=then, observations=self._earlier)
+
+    def __copy__(self) -> WarmStart:
+        """One of its own, with a sampler of its own to follow: each belongs to one study."""
+        return self.before(copy.copy(self._then))
+
     @property
     def ends(self) -> bool:
         """If the sampler that follows does."""
@@ -86,12 +96,12 @@ class WarmStart(Sampler):
             if told.trial not in numbers:
                 numbers[told.trial] = -1 - len(numbers)
                 self._then.adopt(config, numbers[told.trial])
-            self._then.tell(Observation(numbers[told.trial], config, told.values, told.epoch, told.final))
+            self._then.tell(replace(told, trial=numbers[told.trial], config=config))
         for trial, number in numbers.items():
             last = [told for told in self._earlier if told.trial == trial][-1]
             if not last.final:  # the earlier study is over: nothing of it is pending
                 config = space.validate(last.config)
-                self._then.tell(Observation(number, config, last.values, last.epoch, True))
+                self._then.tell(replace(last, trial=number, config=config, final=True))
 
     def check(self, space: Space) -> list[dict[str, Any]]:
         """The given configurations as the space has them.

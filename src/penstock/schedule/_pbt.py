@@ -267,5 +267,5 @@ def _perturbed(domain: Domain, value: Any, random: Random, factors: Sequence[flo
     before = round((value - domain.low) / step)
     index = round((target - domain.low) / step)
     if index == before and factor != 1:  # small whole numbers move too
-        index += 1 if factor > 1 else -1
+        index += 1 if (factor > 1) == (value >= 0) else -1
     return domain.value_at(min(max(index, 0), domain.count - 1))

@@ -15,7 +15,7 @@ from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Local
 from penstock.goal import METERED, Budget, Goal
 from penstock.plan import Fluid
-from penstock.sample import TPE, Bayes, Grid, Sampler
+from penstock.sample import TPE, Bayes, Sampler, WarmStart
 from penstock.schedule import ASHA, SM2, Full, Hyperband, Scheduler, StopRule
 from penstock.schedule._sm2_work import explores
 from penstock.space import Space
@@ -236,12 +236,13 @@ def compose(
             )
         sampler = check_type("the scheduler's sampler", scheduler.sampler, Sampler, None)
     if scheduler is None:
-        unbounded = isinstance(sampler, Grid) or budget != Budget()
+        # A grid has an end of its own, also behind a warm start or under limits.
+        unbounded = (sampler is not None and sampler.ends) or budget != Budget()
         scheduler = Full() if unbounded else default_scheduler(work, sampler, budget)
     if sampler is None:
         sampler = TPE()
-    if isinstance(sampler, Bayes) and goal is not None:
-        sampler = sampler.toward(goal)
+    if goal is not None:
+        sampler = _toward(sampler, goal)
     count = "iterations" if isinstance(scheduler, Hyperband) else "trials"
     endless = isinstance(scheduler, Full | ASHA | Hyperband) and getattr(scheduler, count) is None
     if endless and not sampler.ends and budget == Budget():
@@ -251,6 +252,13 @@ def compose(
         )
     # Of its own: an object given to two studies is started by neither of them.
     return copy.copy(scheduler), copy.copy(sampler)
+
+
+def _toward(sampler: Sampler, goal: Goal) -> Sampler:
+    """The sampler with what it transfers measured by the goal."""
+    if isinstance(sampler, WarmStart):
+        return sampler.before(_toward(sampler.then, goal))
+    return sampler.toward(goal) if isinstance(sampler, Bayes) else sampler
 
 
 __all__ = [

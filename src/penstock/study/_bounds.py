@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.core import Config, Noted, TrialRecord
@@ -10,7 +10,7 @@ from penstock.core.errors import InvalidInput
 from penstock.core.state import VIOLATED
 from penstock.goal import Limit, check_limits, measured
 from penstock.predict import PREFIX, Features, Predictors
-from penstock.sample import Bayes, Gate, Limited, Sampler, WarmStart
+from penstock.sample import Gate, Limited, Sampler, WarmStart
 from penstock.space import Space
 from penstock.store import Store
 from penstock.train import Profile, Task
@@ -59,15 +59,21 @@ def limited(
 ) -> Limited:
     """The sampler under the limits, with configurations to try first (those that are allowed)."""
     gate = Gate(limits, predictors.copy(), confidence=confidence)
-    inner = sampler.constrained(gate) if isinstance(sampler, Bayes) else sampler
-    return Limited(inner if first is None else WarmStart(first, then=inner), gate)
+    return Limited(sampler if first is None else WarmStart(first, then=sampler), gate)
 
 
 def gate_of(sampler: Sampler) -> Gate | None:
     """The limits a sampler keeps to, wherever they were given."""
-    if isinstance(sampler, Limited | Bayes):
-        return sampler.gate
-    return None
+    if isinstance(sampler, WarmStart):
+        return gate_of(sampler.then)
+    gate = getattr(sampler, "gate", None)
+    return gate if isinstance(gate, Gate) else None
+
+
+def allowed_by(sampler: Sampler) -> Callable[[Config], bool] | None:
+    """Whether a configuration keeps the limits of a sampler, as far as is known; None: it has none."""
+    gate = gate_of(sampler)
+    return None if gate is None else lambda config: gate.check(config).allowed
 
 
 def find_predictors(store: Store, work: Any, space: Space, device: str | None) -> Predictors:

@@ -50,6 +50,7 @@ from penstock.plan import Regroup
 from penstock.sample import Observation, Sampler
 from penstock.schedule import Outcome, Rules, Scheduler, StopRule
 from penstock.space import Space
+from penstock.study._bounds import allowed_by, gate_of
 from penstock.study._ledger import Foresight, Ledger
 
 _AHEAD = 16  # a planner sees so many trials ahead for each one that fits; the rest only queues
@@ -163,7 +164,7 @@ class Engine:
             learns=setup.sampler.learns,
             seed=derive_seed(setup.seed, "scheduler"),
             derive=self._derive,
-            allows=getattr(setup.sampler, "allows", None),
+            allows=allowed_by(setup.sampler),
             left=self._left,
         )
         setup.scheduler.start(rules)
@@ -279,7 +280,7 @@ class Engine:
 
     def _violates(self, record: TrialRecord) -> bool:
         """Whether a trial was measured to violate a limit: it can't be the best, so others are to go on."""
-        gate = getattr(self.setup.sampler, "gate", None)
+        gate = gate_of(self.setup.sampler)
         if gate is None or not self.state.fit or (self.setup.twins and not record.is_target):
             return False
         return bool(gate.violated(measured(record)))
@@ -287,7 +288,7 @@ class Engine:
     def _tell(self, record: TrialRecord, *, final: bool) -> None:
         if self._learns:
             values = None if record.status is TrialStatus.FAILED else self.values(record)
-            gated = getattr(self.setup.sampler, "gate", None) is not None
+            gated = gate_of(self.setup.sampler) is not None
             # Limits are about the model itself: what a narrow twin draws is no measurement of that.
             metrics = measured(record) if gated and not self.setup.twins else {}
             told = Observation(record.id, record.config, values, record.epoch, final, metrics)
@@ -693,7 +694,7 @@ class Engine:
 
     def _remember(self, event: Noted) -> None:
         self.state.apply(event)
-        gate = getattr(self.setup.sampler, "gate", None)
+        gate = gate_of(self.setup.sampler)
         if gate is not None:
             gate.recall(event.data["config"], event.data["readings"])
 
