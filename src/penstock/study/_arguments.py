@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -217,9 +218,9 @@ def check_type(name: str, value: Any, kind: type, default: Any) -> Any:
 
 
 def check_whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         raise InvalidInput(f"{name} must be a whole number of at least 0, got {value!r}.")
-    return value
+    return int(value)  # a seed is kept as JSON
 
 
 def compose(
