@@ -400,3 +400,25 @@ def test_who_learns_is_asked_when_somebody_is_idle(tmp_path, sampler):
     assert len(study.trials) == 40
     assert under_way == 0
     assert (most <= 2) == (sampler is not pk.Random)
+
+
+@pytest.mark.parametrize("rules", [(), (pk.Plateau("loss", patience=25),)], ids=["nothing", "a rule"])
+def test_trials_that_nothing_ends_are_told_of(rules, capsys):
+    def train(run):
+        for epoch in run.epochs():
+            run.report(loss=1.0 if epoch < 25 else 0.0)
+            if epoch == 30:
+                break
+
+    pk.Study(
+        train,
+        SPACE,
+        minimize="loss",
+        executor=pk.Local(1),
+        budget=pk.Budget(trials=2),
+        store=False,
+        stop=rules,
+    ).run()
+    said = capsys.readouterr().err
+    assert said.count("nothing but its own function ends it") == (not rules)
+    assert said.count("Write run.epochs(10)") == (not rules)
