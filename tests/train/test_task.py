@@ -157,6 +157,8 @@ def test_configurations_that_cannot_work(config, more, words):
         ({"epochs": 0}, "epochs.*0"),
         ({"batch_size": 1.5}, "batch_size.*1.5"),
         ({"clip_norm": 0}, "clip_norm"),
+        ({"clip_norm": "1"}, "clip_norm must be a number above 0, got '1'"),
+        ({"defaults": ["momentum"]}, r"defaults must be values by name.*\['momentum'\]"),
         ({"metrics_on": "all"}, "metrics_on"),
         ({"target": ("accuracy", 0.9)}, "'accuracy'; the task reports loss, train_loss"),
         ({"target": ("loss", "<", 0.9)}, "target must be"),
@@ -175,6 +177,14 @@ def test_configurations_that_cannot_work(config, more, words):
 def test_tasks_that_cannot_work(more, words):
     with pytest.raises(InvalidInput, match=words):
         task(**more)
+
+
+def test_numbers_of_numpy_are_taken():
+    made = task(
+        epochs=np.int64(3), batch_size=np.int32(8), checkpoint_steps=np.int64(2), clip_norm=np.float32(1)
+    )
+    assert (made.epochs, made.batch_size, made.checkpoint_steps) == (3, 8, 2)
+    assert type(made.epochs) is int
 
 
 def test_directions_of_targets():

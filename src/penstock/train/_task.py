@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import numbers
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
+from penstock.core.check import is_real
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
 
@@ -171,10 +173,12 @@ class Task:
             ("checkpoint_epochs", checkpoint_epochs),
             ("checkpoint_steps", 1 if checkpoint_steps is None else checkpoint_steps),
         ):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {number!r}.")
-        if clip_norm is not None and not clip_norm > 0:
-            raise InvalidInput(f"clip_norm must be above 0, got {clip_norm!r}; None clips nothing.")
+        if clip_norm is not None and not (is_real(clip_norm) and clip_norm > 0):
+            raise InvalidInput(f"clip_norm must be a number above 0, got {clip_norm!r}; None clips nothing.")
+        if not isinstance(defaults or {}, Mapping):
+            raise InvalidInput(f'defaults must be values by name, {{"momentum": 0.9}}, got {defaults!r}.')
         if metrics_on not in ("set", "batch"):
             raise InvalidInput(f'metrics_on must be "set" or "batch", got {metrics_on!r}.')
         if channels_last not in (None, True, False):
@@ -196,18 +200,18 @@ class Task:
         self.loss = loss
         self.metrics = dict(metrics or {})
         self.optimizer = dict(optimizer) if isinstance(optimizer, Mapping) else optimizer
-        self.epochs = epochs
-        self.batch_size = batch_size
+        self.epochs = int(epochs)
+        self.batch_size = int(batch_size)
         self.schedule = schedule
         self.clip_norm = clip_norm
         self.amp = amp
         self.forward = forward
         self.defaults = dict(defaults or {})
-        self.eval_batch_size = eval_batch_size
+        self.eval_batch_size = int(eval_batch_size)
         self.metrics_on = metrics_on
         self.drop_last = drop_last
-        self.checkpoint_epochs = checkpoint_epochs
-        self.checkpoint_steps = checkpoint_steps
+        self.checkpoint_epochs = int(checkpoint_epochs)
+        self.checkpoint_steps = None if checkpoint_steps is None else int(checkpoint_steps)
         self.channels_last = channels_last
         self.target = _target(target, self.metrics)
         for name, metric in self.metrics.items():
