@@ -34,8 +34,9 @@ class Data:
         val: The same for validation; None: nothing is held out.
         memory_bytes: The most a split may take on the device; None: half of what is free. A larger one is
             streamed through a bounded queue instead.
-        preload: True or False decides over preloading; None: preload what fits. A Dataset whose transforms
-            draw random numbers needs False, for a preloaded sample is transformed only once.
+        preload: True or False decides over preloading; None: preload what fits, except a Dataset that is seen to
+            give other samples each time, for a preloaded sample is transformed only once. One whose transforms
+            seldom draw random numbers needs False.
     """
 
     train: Any
