@@ -448,6 +448,6 @@ def test_a_module_that_runs_a_study_as_it_is_imported_runs_no_others_in_workers(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DEPTH", "0")
     with pytest.raises(
-        pk.errors.PenstockError, match='each worker would run it again.*if __name__ == "__main__"'
+        pk.errors.PenstockError, match=r'each worker would run it again.*if __name__ == "__main__"'
     ):
         importlib.import_module("runs_at_once")
