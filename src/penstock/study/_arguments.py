@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.core import PlanPass
+from penstock.core import PlanPass, TrialRecord
 from penstock.core.errors import InvalidInput
 from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Local
@@ -213,6 +213,8 @@ def check_type(name: str, value: Any, kind: type, default: Any) -> Any:
         wrap = ""
         if kind is Sampler and type(value).__module__.startswith("optuna."):
             wrap = f" Wrap Optuna's own: pk.OptunaSampler({type(value).__name__}(...))."
+        elif kind is TrialRecord:
+            wrap = " Give one of study.trials."
         raise InvalidInput(f"{name} takes {article} {kind.__name__}, got {value!r}.{wrap}")
     return value
 
