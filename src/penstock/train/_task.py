@@ -167,13 +167,14 @@ class Task:
             )
         if schedule is not None and not callable(schedule):
             raise InvalidInput(f"schedule must be a function that makes an lr scheduler, got {schedule!r}.")
-        for name, number in (
-            ("epochs", epochs),
-            ("batch_size", batch_size),
-            ("eval_batch_size", eval_batch_size),
-            ("checkpoint_epochs", checkpoint_epochs),
-            ("checkpoint_steps", 1 if checkpoint_steps is None else checkpoint_steps),
-        ):
+        counts: dict[str, Any] = {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "eval_batch_size": eval_batch_size,
+            "checkpoint_epochs": checkpoint_epochs,
+            "checkpoint_steps": 1 if checkpoint_steps is None else checkpoint_steps,
+        }
+        for name, number in counts.items():
             if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {number!r}.")
         if clip_norm is not None and not (is_real(clip_norm) and clip_norm > 0):
