@@ -139,6 +139,11 @@ def test_the_same_seed_gives_the_same_weights():
             "LBFGS.*closure.*AdamW",
         ),
         ({"lr": 0.1}, {"model": lambda: "net"}, "made a str, not an nn.Module"),
+        (
+            {"lr": 0.1},
+            {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
+            r"schedule=CosineAnnealingLR.*'T_max'.*lambda optimizer, epochs: CosineAnnealingLR\(optimizer",
+        ),
         ({"lr": 0.1}, {"model": lambda: nn.ReLU()}, "no parameters"),
         ({"lr": 0.1}, {"model": lambda config: nn.Linear(4, config["width"])}, "asks for 'width'.*lr"),
         ({"lr": 0.1}, {"model": lambda config, width: nn.Linear(4, width)}, "wants 'width'"),

@@ -403,6 +403,16 @@ class Task:
                 kwargs[name] = config[name]
                 used.add(name)
         make = self.schedule
+        try:
+            inspect.signature(make).bind(optimizer, **kwargs)
+        except TypeError as error:
+            raise InvalidInput(
+                f"schedule={_name(make)} can't be made ({error}): it is given the optimizer, steps, epochs and "
+                "what it shares by name with the configuration. Name it in the space or the task's defaults, or write "
+                f"schedule=lambda optimizer, epochs: {_name(make)}(optimizer, ...)."
+            ) from None
+        except ValueError:  # a built-in that does not tell
+            pass
         if self.surrogate is not None:
             return self.surrogate.schedule(optimizer, lambda o: make(o, **kwargs)), "steps" in names, used
         return make(optimizer, **kwargs), "steps" in names, used
