@@ -223,3 +223,18 @@ def test_epochs_are_whole(tmp_path, total):
     end = execute(train, spec, Settings(tmp_path, ("loss",)), Sink())
     assert end.status == "failed"
     assert f"run.epochs(total) takes a whole number, got {total!r}" in end.reason
+
+
+def test_seeds_and_retries_of_numpy(tmp_path):
+    def train(run):
+        return run.config["x"]
+
+    options = {
+        "minimize": "loss",
+        "budget": pk.Budget(trials=1),
+        "executor": Simulated(1),
+        "store": tmp_path / "s.db",
+    }
+    study = pk.Study(train, {"x": pk.Float(0, 1)}, seed=np.int64(3), retries=np.int32(1), **options).run()
+    assert (study.seed, study.retries) == (3, 1)
+    assert pk.Study.load(tmp_path / "s.db").seed == 3

@@ -1,5 +1,6 @@
 """What goes wrong is told on the command line: by a message, by the exit code, and with the user's frames alone."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from penstock.cli import main
+from penstock.store import open_store
 
 HEAD = """
 import penstock as pk
@@ -232,3 +234,25 @@ def test_a_terminal_without_the_letters_of_a_name_gets_the_report_all_the_same(p
     )
     assert done.returncode == 0, done.stderr
     assert r"study gr\xf6\xdfe \u03bb: minimize loss" in done.stdout
+
+
+def test_a_file_that_runs_its_study_itself_is_not_executed_by_workers(penstock, tmp_path):
+    head = """
+import os
+with open("executed", "a") as file:
+    file.write("x")
+if os.path.getsize("executed") > 2:
+    raise SystemExit("by a worker of a worker")
+"""
+    run = """
+study = pk.Study(train, {"lr": pk.Float(0, 1)}, minimize="loss", scheduler=pk.Full(trials=2), executor=pk.Local(1),
+                 store="s.db")
+study.run()
+"""
+    (tmp_path / "t.py").write_text(head + HEAD.format(loss='run.config["lr"]') + run)
+    done = penstock("tune", "t.py")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "executed").read_text() == "x"
+    assert "2 completed" in done.stdout
+    with contextlib.closing(open_store(tmp_path / "s.db", write=False)) as store:
+        assert len(store.studies()) == 1

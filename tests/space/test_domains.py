@@ -70,6 +70,8 @@ DRAWS = 4000
         (lambda: Choice([1, {2}], 3), "a set, which no configuration can hold"),
         (lambda: Choice(["sgd", "adam"]), r"one by one: Choice\('sgd', 'adam'\); or Choice\.constant"),
         (lambda: Choice((1, 2)), r"one by one: Choice\(1, 2\)"),
+        (lambda: Choice(range(3)), r"one range as its only value.*Choice\(\*values\)"),
+        (lambda: Choice({"sgd": 1}.keys()), r"one by one: Choice\(\*values\)"),
         (lambda: one_of("a"), "names no value"),
         (lambda: equals(3, 4), "by name, not 3"),
         (lambda: greater("a", "b"), "compares with 'b', not a number"),

@@ -152,6 +152,12 @@ def test_of_a_fine_grid_only_what_is_asked_for_is_made():
         (lambda: Space({"a": Choice(1)}, a=Choice(2)), "'a' is given twice"),
         (lambda: Space(lr=0.1), r"lr=0\.1 is not a domain.*Choice\(0\.1\) is a constant"),
         (lambda: Space(lr=[1, 2]), r"lr=\[1, 2\] is not a domain.*Choice\(1, 2\) is one of these"),
+        (lambda: Space(opt={"lr": Float(0, 1)}), "not a domain.*Spaces are flat.*such as opt_lr"),
+        (
+            lambda: Space(lr=Float),
+            r"not a domain. Use Float, Int or Choice, with its values: Float\(\.\.\.\)\.$",
+        ),
+        (lambda: Space(lr=object), "not a domain. Use Float, Int or Choice\\.$"),
         (lambda: Space([Float(0, 1)]), "not made of domains"),
     ],
 )

@@ -100,6 +100,8 @@ def test_what_is_not_a_store(tmp_path: Path, write: bool) -> None:
             open_store(tmp_path / name, write=write)
     with pytest.raises(StoreError, match=r"missing.*mkdir"):
         open_store(tmp_path / "missing" / "study.db", write=write)
+    with pytest.raises(StoreError, match=r"~ stands for a home.*expanduser\('~/nowhere/study.db'\)"):
+        open_store("~/nowhere/study.db", write=write)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert after == before
 

@@ -55,7 +55,7 @@ def test_what_can_not_be_loaded_is_told(tmp_path):
         study_of(lambda run: run.config["x"], False).run().load_state()
     with pytest.raises(InvalidInput, match=r"work of this study is count: load_state\(\)"):
         study.load_model()
-    with pytest.raises(InvalidInput, match="trial takes a TrialRecord, got 2"):
+    with pytest.raises(InvalidInput, match=r"trial takes a TrialRecord, got 2\. Give one of study\.trials"):
         study.load_state(2)
 
 

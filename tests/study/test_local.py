@@ -1,5 +1,6 @@
 """Studies on real worker processes, and the crashes they have to survive."""
 
+import importlib
 import os
 import random
 import re
@@ -400,3 +401,53 @@ def test_who_learns_is_asked_when_somebody_is_idle(tmp_path, sampler):
     assert len(study.trials) == 40
     assert under_way == 0
     assert (most <= 2) == (sampler is not pk.Random)
+
+
+@pytest.mark.parametrize("rules", [(), (pk.Plateau("loss", patience=25),)], ids=["nothing", "a rule"])
+def test_trials_that_nothing_ends_are_told_of(rules, capsys):
+    def train(run):
+        for epoch in run.epochs():
+            run.report(loss=1.0 if epoch < 25 else 0.0)
+            if epoch == 30:
+                break
+
+    pk.Study(
+        train,
+        SPACE,
+        minimize="loss",
+        executor=pk.Local(1),
+        budget=pk.Budget(trials=2),
+        store=False,
+        stop=rules,
+    ).run()
+    said = capsys.readouterr().err
+    assert said.count("nothing but its own function ends it") == (not rules)
+    assert said.count("Write run.epochs(10)") == (not rules)
+
+
+def test_a_module_that_runs_a_study_as_it_is_imported_runs_no_others_in_workers(tmp_path, monkeypatch):
+    (tmp_path / "runs_at_once.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            import penstock as pk
+
+            if (depth := int(os.environ.get("DEPTH", 0))) > 1:
+                raise SystemExit("a worker of a worker")
+            os.environ["DEPTH"] = str(depth + 1)
+
+            def train(run):
+                return run.config["x"]
+
+            study = pk.Study(train, {"x": pk.Float(0, 1)}, minimize="loss", scheduler=pk.Full(trials=1),
+                             executor=pk.Local(1), store=False)
+            study.run()
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DEPTH", "0")
+    with pytest.raises(
+        pk.errors.PenstockError, match=r'each worker would run it again.*if __name__ == "__main__"'
+    ):
+        importlib.import_module("runs_at_once")

@@ -444,3 +444,16 @@ def test_a_summary_says_whose_clock_its_time_is_of():
 def test_a_number_of_best_configurations_that_is_none_is_refused(count):
     with pytest.raises(InvalidInput, match="count must be a whole number"):
         study().best_configs(count)
+
+
+def test_data_that_no_store_takes_is_told_with_the_remedy(monkeypatch, tmp_path):
+    data = bytes(200_000)
+
+    def holds(run):
+        return len(data)
+
+    monkeypatch.setattr("penstock.study._pack._MOST_BYTES", 100_000)
+    with pytest.raises(
+        InvalidInput, match=r"study's work is 0\.0002\d* GB with the data.*inside the training function"
+    ):
+        study(holds, store=tmp_path / "s.db").run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import threading
@@ -629,3 +630,44 @@ def test_negative_total_is_refused(tmp_path: Path) -> None:
         run.report(loss=0.0)
 
     run(train, tmp_path)
+
+
+class Hears(Notes):
+    """Remembers notes, too."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__(stop_at)
+        self.notes: list[tuple[str, Any]] = []
+
+    def noted(self, topic: str, data: Any) -> None:
+        self.notes.append((topic, data))
+
+
+@pytest.mark.parametrize(("total", "until", "noted"), [(None, None, 1), (30, None, 0), (None, 30, 0)])
+def test_a_loop_without_an_end_is_told_once(tmp_path, total, until, noted):
+    def train(run: Run) -> None:
+        for _ in run.epochs(total):
+            run.report(loss=1.0)
+
+    notes = Hears(stop_at=30)
+    run(train, tmp_path, notes, until=until)
+    assert notes.epochs == list(range(1, 31))
+    assert notes.notes == [("endless", {"epochs": 20})] * noted
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda trial: trial.suggest_float("lr", 0, 1), "suggest_float.*space.*run.config"),
+        (lambda trial: trial.should_prune(), "should_prune.*run.should_stop"),
+        (lambda trial: trial.params["lr"], "run.config"),
+        (lambda trial: trial.number, "run.trial"),
+        (lambda config: config["lr"], r"run.config\['lr'\]"),
+        (list, "'Run' object is not iterable"),
+        (lambda run: run.reprot(loss=1), "'Run' object has no attribute 'reprot'$"),
+    ],
+)
+def test_functions_of_other_tuners_are_told_what_to_write(tmp_path, ask, said):
+    end = run(ask, tmp_path)
+    assert end.status == "failed"
+    assert re.search(said, end.reason), end.reason

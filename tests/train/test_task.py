@@ -139,6 +139,11 @@ def test_the_same_seed_gives_the_same_weights():
             "LBFGS.*closure.*AdamW",
         ),
         ({"lr": 0.1}, {"model": lambda: "net"}, "made a str, not an nn.Module"),
+        (
+            {"lr": 0.1},
+            {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
+            r"schedule=CosineAnnealingLR.*'T_max'.*lambda optimizer, epochs: CosineAnnealingLR\(optimizer",
+        ),
         ({"lr": 0.1}, {"model": lambda: nn.ReLU()}, "no parameters"),
         ({"lr": 0.1}, {"model": lambda config: nn.Linear(4, config["width"])}, "asks for 'width'.*lr"),
         ({"lr": 0.1}, {"model": lambda config, width: nn.Linear(4, width)}, "wants 'width'"),
@@ -157,6 +162,8 @@ def test_configurations_that_cannot_work(config, more, words):
         ({"epochs": 0}, "epochs.*0"),
         ({"batch_size": 1.5}, "batch_size.*1.5"),
         ({"clip_norm": 0}, "clip_norm"),
+        ({"clip_norm": "1"}, "clip_norm must be a number above 0, got '1'"),
+        ({"defaults": ["momentum"]}, r"defaults must be values by name.*\['momentum'\]"),
         ({"metrics_on": "all"}, "metrics_on"),
         ({"target": ("accuracy", 0.9)}, "'accuracy'; the task reports loss, train_loss"),
         ({"target": ("loss", "<", 0.9)}, "target must be"),
@@ -175,6 +182,14 @@ def test_configurations_that_cannot_work(config, more, words):
 def test_tasks_that_cannot_work(more, words):
     with pytest.raises(InvalidInput, match=words):
         task(**more)
+
+
+def test_numbers_of_numpy_are_taken():
+    made = task(
+        epochs=np.int64(3), batch_size=np.int32(8), checkpoint_steps=np.int64(2), clip_norm=np.float32(1)
+    )
+    assert (made.epochs, made.batch_size, made.checkpoint_steps) == (3, 8, 2)
+    assert type(made.epochs) is int
 
 
 def test_directions_of_targets():

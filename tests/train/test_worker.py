@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,14 @@ def test_what_penstock_refuses_by_itself_shows_no_frames_of_its_own(tmp_path: Pa
 def test_a_mistake_inside_penstock_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Run, "_finish")  # stands for a bug: its frames are all there is to find it by
     assert "train/_worker.py" in run(lambda run: {"loss": 1.0}, tmp_path).error
+
+
+def test_what_only_the_script_defines_is_told_with_what_to_do(tmp_path: Path) -> None:
+    Net = type("Net", (), {"__module__": "__main__"})  # as it is in a worker, whose __main__ is another
+
+    def train(run: Run) -> None:
+        pickle.dumps(Net())
+
+    reason = run(train, tmp_path).reason
+    assert "__main__.Net" in reason
+    assert reason.endswith("define it in a module to import, or keep it with run.save()")

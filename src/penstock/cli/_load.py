@@ -76,8 +76,8 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.resolve().parent))
+    _ship_by_value(module)  # before it is executed: it may run a study itself
     _execute(lambda: spec.loader.exec_module(module), str(path))
-    _ship_by_value(module)
     return module
 
 
@@ -122,7 +122,7 @@ def _users(error: BaseException) -> Any:
 
 
 def _ship_by_value(module: ModuleType) -> None:
-    """Workers can't import a file by the name we gave it: ship its functions by value."""
+    """Workers can't import a file by the name we gave it, nor should they execute it: ship its functions by value."""
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)

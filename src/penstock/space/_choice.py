@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -54,6 +54,13 @@ class Choice(Domain):
                 "a list as its only value",
                 f"Give the values one by one: Choice({each}); or Choice.constant(...) for a list that never changes.",
             )
+        if (
+            len(values) == 1
+            and isinstance(values[0], Iterable)
+            and not isinstance(values[0], str | bytes | Mapping)
+        ):
+            kind = type(values[0]).__name__
+            refuse(owner, f"one {kind} as its only value", "Give the values one by one: Choice(*values).")
         self._set(owner, values, when, structural, transfers)
 
     @classmethod

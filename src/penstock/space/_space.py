@@ -442,10 +442,17 @@ def _check_entry(name: Any, domain: Any) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise SpaceError(f"Domain name {name!r} is not an identifier. Use letters, digits and underscores.")
     if not isinstance(domain, Domain):
-        one = f"Choice({domain!r}) is a constant."
-        if isinstance(domain, list | tuple):
-            one = f"Choice({', '.join(map(repr, domain))}) is one of these."
-        raise SpaceError(f"{name}={domain!r} is not a domain. Use Float, Int or Choice; {one}")
+        one = ""
+        if domain is None or isinstance(domain, str | bool | numbers.Real):
+            one = f"; Choice({domain!r}) is a constant"
+        elif isinstance(domain, list | tuple):
+            one = f"; Choice({', '.join(map(repr, domain))}) is one of these"
+        elif isinstance(domain, Mapping):
+            inner = next(iter(domain), "lr")
+            one = f". Spaces are flat: give each domain a name of its own, such as {name}_{inner}"
+        elif isinstance(domain, type) and issubclass(domain, Domain):
+            one = f", with its values: {domain.__name__}(...)"
+        raise SpaceError(f"{name}={domain!r} is not a domain. Use Float, Int or Choice{one}.")
 
 
 def _width(domain: Domain, one_hot: bool) -> int:

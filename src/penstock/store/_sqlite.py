@@ -300,6 +300,11 @@ def _check_path(path: Path, *, write: bool) -> None:
     if path.is_dir():
         raise StoreError(f"{path} is a folder. Give the path of a file in it, e.g. {path / 'study.db'}.")
     if not path.parent.is_dir():
+        if path.parts[0].startswith("~"):  # mkdir in a shell would mean another folder
+            raise StoreError(
+                f"The folder {path.parent} doesn't exist: {path.parts[0]} stands for a home in shells alone. Give "
+                f"os.path.expanduser({str(path)!r})."
+            )
         raise StoreError(f"The folder {path.parent} doesn't exist. Create it first: mkdir -p {path.parent}")
     if write:
         # Asked first, because SQLite opens what it may not write and leaves side files while finding out.

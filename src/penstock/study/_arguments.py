@@ -6,10 +6,11 @@ import copy
 import functools
 import inspect
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.core import PlanPass
+from penstock.core import PlanPass, TrialRecord
 from penstock.core.errors import InvalidInput
 from penstock.energy._carbon import check_amount
 from penstock.execute import Executor, Local
@@ -212,14 +213,16 @@ def check_type(name: str, value: Any, kind: type, default: Any) -> Any:
         wrap = ""
         if kind is Sampler and type(value).__module__.startswith("optuna."):
             wrap = f" Wrap Optuna's own: pk.OptunaSampler({type(value).__name__}(...))."
+        elif kind is TrialRecord:
+            wrap = " Give one of study.trials."
         raise InvalidInput(f"{name} takes {article} {kind.__name__}, got {value!r}.{wrap}")
     return value
 
 
 def check_whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         raise InvalidInput(f"{name} must be a whole number of at least 0, got {value!r}.")
-    return value
+    return int(value)  # a seed is kept as JSON
 
 
 def compose(

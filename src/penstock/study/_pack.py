@@ -8,15 +8,19 @@ from typing import Any
 from penstock.core.errors import InvalidInput, StoreError
 from penstock.execute._ship import dumps
 
+_MOST_BYTES = 990_000_000  # SQLite takes a billion at once, PostgreSQL a little more
+
 
 def pack(parts: dict[str, Any]) -> bytes:
     """The parts as a pickle; functions of scripts and notebooks travel by value.
 
     Raises:
-        InvalidInput: A part can't be pickled; says which.
+        InvalidInput: A part can't be pickled, or is more than a store takes; says which.
     """
     try:
-        return dumps(parts)
+        blob = dumps(parts)
+        if len(blob) <= _MOST_BYTES:
+            return blob
     except Exception as error:
         for name, part in parts.items():
             try:
@@ -27,6 +31,12 @@ def pack(parts: dict[str, Any]) -> bytes:
                     "holds (a lock, an open file, a connection, a generator) inside the training function."
                 ) from error
         raise
+    sizes = {name: len(dumps(part)) for name, part in parts.items()}
+    name = max(sizes, key=lambda each: sizes[each])
+    raise InvalidInput(
+        f"The study's {name} is {sizes[name] / 1e9:.3g} GB with the data that it holds, and a store takes less than 1. "
+        "Load the data inside the training function; a pk.Task takes a function for data=."
+    )
 
 
 def unpack(blob: bytes | None, folder: Path | None, *, given: Any = None) -> dict[str, Any]:

@@ -50,6 +50,7 @@ from penstock.study._limits import LimitDesk
 from penstock.study._transfer import Transfer
 from penstock.train import Command, Task
 from penstock.train._elastic import UNDIVIDED
+from penstock.train._run import ENDLESS
 
 if TYPE_CHECKING:
     from penstock.study._study import Study
@@ -94,6 +95,7 @@ class Session:
         self._desk = desk
         self._unmetered = False  # said that there is no energy
         self._unsaved = False  # said that there is no checkpoint to go on from
+        self._endless = False  # said that nothing ends a trial
         self._unmeasured = False  # said that a network could not be measured
         self._probed: Config | None = None  # what was measured last before training
         self._allowance: Allowance | None = None
@@ -369,6 +371,8 @@ class Session:
             self._hear_of_fusion(self._study._fuser, event)
         if isinstance(event, Noted) and event.topic == UNDIVIDED:
             self._spread_no_more(event)
+        if isinstance(event, Noted) and event.topic == ENDLESS:
+            self._say_endless(event)
         if isinstance(event, Ended):
             self._judge(event)
         if isinstance(event, Reported):
@@ -477,6 +481,17 @@ class Session:
             f"Trial {segment.trial.id} is to go on after {segment.start} epochs{copied}, but no checkpoint was saved: "
             "it starts again from the beginning, and so will others. Let the training function call run.save(state) in "
             "its loop and run.load() before it."
+        )
+
+    def _say_endless(self, event: Noted) -> None:
+        """Say once that a trial may train for ever; a stopping rule would end it."""
+        if self._endless or self._engine.setup.rules:
+            return
+        self._endless = True
+        self._view.say(
+            f"Trial {event.trial} has trained for {event.data['epochs']} epochs, and nothing but its own function ends "
+            "it: neither run.epochs() nor the study says how many there are. Write run.epochs(10), or give the study a "
+            "scheduler that says it: pk.Full(epochs=10), pk.ASHA(max_epochs=10)."
         )
 
     def _open_desk(self) -> None:

@@ -91,6 +91,7 @@ from penstock.study._transfer import (
     targets_apart,
 )
 from penstock.train import Command, Profile, Task
+from penstock.train._process import loads_work
 
 if TYPE_CHECKING:
     import pandas
@@ -382,6 +383,11 @@ class Study:
                 None, or a View such as a logger.
             jsonl: Also write every event as a JSON line to this file (``"-"``: standard output).
         """
+        if loads_work():  # whose workers would import it, too, and so on
+            raise InvalidInput(
+                "A study runs where a module is imported that a worker needs for its training function: each worker "
+                'would run it again. Put study.run() there below if __name__ == "__main__": or into a function.'
+            )
         # They may be others by now.
         self.budget = check_type("budget", self.budget, Budget, Budget())
         check_energy(self.budget, self.meter, self.price_per_kwh, self.currency)

@@ -36,6 +36,7 @@ Batch: TypeAlias = tuple[Any, Any]
 _CHUNK_BYTES_CPU = 1 << 20
 _CHUNK_BYTES_GPU = 64 << 20
 _QUEUE_CHUNKS = 4
+_LOOKED_AT = 8  # samples: one that is flipped every other time is the same twice as often as not
 
 
 def derive(seed: int, *parts: object) -> int:
@@ -353,6 +354,16 @@ def _collate(samples: list[Any]) -> Any:
         ) from error
 
 
+def _varies(data: Any) -> bool:
+    """Whether a sample is another one each time it is asked for: cropped, flipped or noisy at random."""
+    for at in range(min(len(data), _LOOKED_AT)):
+        once, again = (flatten(_collate([data[at]]))[0] for _ in range(2))
+        for a, b in zip(once, again, strict=True):
+            if a.shape != b.shape or not bool(((a == b) | ((a != a) & (b != b))).all()):
+                return True
+    return False
+
+
 def _as_tensors(node: Any) -> Any:
     leaves, rebuild = flatten(node)
     return rebuild(leaves)
@@ -365,7 +376,7 @@ def load_split(data: Any, device: torch.device, *, limit_bytes: int | None, prel
         data: ``(inputs, targets)``, a map-style dataset, or inputs that are their own targets.
         device: Where batches are wanted.
         limit_bytes: The most the split may take there; None: what half of the free memory is.
-        preload: True or False decides; None: whether it fits.
+        preload: True or False decides; None: whether it fits, and samples are the same each time.
     """
     limit = _free_bytes(device) // 2 if limit_bytes is None else limit_bytes
     if isinstance(data, TensorDataset):
@@ -389,7 +400,7 @@ def load_split(data: Any, device: torch.device, *, limit_bytes: int | None, prel
     if len(data) == 0:
         raise InvalidInput(f"The dataset {type(data).__name__} has no samples.")
     streamed = Streamed(data, device)
-    if preload is False or (preload is None and streamed.nbytes > limit):
+    if preload is False or (preload is None and (streamed.nbytes > limit or _varies(data))):
         return streamed
     # Preprocessed once: every sample goes through the dataset's transforms a single time per worker.
     block = min(1024, streamed.n)

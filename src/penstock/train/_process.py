@@ -234,6 +234,23 @@ class _Sink:
         self._channel.post(("e", self._ticket, self._trial, self._offset_s + time.monotonic(), *end))
 
 
+_loading = False
+
+
+def loads_work() -> bool:
+    """Whether this is a worker that imports the modules of its work, and wants nothing of them but definitions."""
+    return _loading
+
+
+def _load(blob: bytes) -> Any:
+    global _loading
+    _loading = True
+    try:
+        return pickle.loads(blob)
+    finally:
+        _loading = False
+
+
 def main(argv: list[str]) -> NoReturn:
     """Serve until told to quit or the driver is gone."""
     control_fd, queue_fd, lifeline_fd, blob_fd, board_fd, slot, driver, *nursery = map(int, argv)
@@ -255,7 +272,7 @@ def main(argv: list[str]) -> NoReturn:
         sys.argv[:] = facts["argv"]
         with contextlib.suppress(OSError):
             os.chdir(facts["cwd"])
-        work = pickle.loads(blob[FRAME.size + head :])
+        work = _load(blob[FRAME.size + head :])
         del blob
         os.close(blob_fd)
     except BaseException as error:

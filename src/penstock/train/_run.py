@@ -17,6 +17,16 @@ from penstock.train._checkpoint import Checkpoints, Found, Plain, Report
 from penstock.train._threads import Pace
 from penstock.train._world import ALONE, World
 
+ENDLESS = "endless"
+"""The topic of notes that a trial trains on and on: neither the study nor its loop says how many epochs there are."""
+_INSTEAD = {
+    "suggest": "the study's space says what is tuned, as lr=pk.Float(1e-4, 1, log=True), and run.config[...] its value",
+    "should_prune": "the study ends a trial by itself, at the end of an epoch of run.epochs(); or ask run.should_stop",
+    "params": "the configuration is run.config",
+    "number": "the trial's number is run.trial",
+}
+_LONG = 20  # epochs of such a trial, after which that is told
+
 
 class Sink(Protocol):
     """Where a Run's news goes. Implemented by each kind of worker; stamps the time."""
@@ -225,6 +235,20 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run(trial={self.trial}, epoch={self._epoch}, config={self.config})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Says what stands here for what an Optuna trial has."""
+        hint = _INSTEAD.get("suggest" if name.startswith("suggest_") else name)
+        instead = "" if hint is None else f": {hint}"
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self
+        )
+
+    def __getitem__(self, name: object) -> Any:
+        """Says where the configuration is, to a function that was written for one that is given it."""
+        raise TypeError(f"the run is not the configuration itself: write run.config[{name!r}]")
+
+    __iter__ = None  # not by its items
 
     @property
     def epoch(self) -> int:
@@ -555,6 +579,10 @@ class _Epochs:
             run._meter.epoch_begin()  # what the function did before its loop is no epoch's
         run._mark_s = time.perf_counter()
         run._entered += 1
+        if self._end is None and run._entered == _LONG + 1:
+            noted: Callable[[str, Mapping[str, Any]], None] | None = getattr(run._sink, "noted", None)
+            if noted is not None:
+                noted(ENDLESS, {"epochs": run._epoch})
         run._inside = True
         return run._epoch
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import numbers
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
+from penstock.core.check import is_real
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
 
@@ -32,8 +34,9 @@ class Data:
         val: The same for validation; None: nothing is held out.
         memory_bytes: The most a split may take on the device; None: half of what is free. A larger one is
             streamed through a bounded queue instead.
-        preload: True or False decides over preloading; None: preload what fits. A Dataset whose transforms
-            draw random numbers needs False, for a preloaded sample is transformed only once.
+        preload: True or False decides over preloading; None: preload what fits, except a Dataset that is seen to
+            give other samples each time, for a preloaded sample is transformed only once. One whose transforms
+            seldom draw random numbers needs False.
     """
 
     train: Any
@@ -164,17 +167,20 @@ class Task:
             )
         if schedule is not None and not callable(schedule):
             raise InvalidInput(f"schedule must be a function that makes an lr scheduler, got {schedule!r}.")
-        for name, number in (
-            ("epochs", epochs),
-            ("batch_size", batch_size),
-            ("eval_batch_size", eval_batch_size),
-            ("checkpoint_epochs", checkpoint_epochs),
-            ("checkpoint_steps", 1 if checkpoint_steps is None else checkpoint_steps),
-        ):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        counts: dict[str, Any] = {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "eval_batch_size": eval_batch_size,
+            "checkpoint_epochs": checkpoint_epochs,
+            "checkpoint_steps": 1 if checkpoint_steps is None else checkpoint_steps,
+        }
+        for name, number in counts.items():
+            if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {number!r}.")
-        if clip_norm is not None and not clip_norm > 0:
-            raise InvalidInput(f"clip_norm must be above 0, got {clip_norm!r}; None clips nothing.")
+        if clip_norm is not None and not (is_real(clip_norm) and clip_norm > 0):
+            raise InvalidInput(f"clip_norm must be a number above 0, got {clip_norm!r}; None clips nothing.")
+        if not isinstance(defaults or {}, Mapping):
+            raise InvalidInput(f'defaults must be values by name, {{"momentum": 0.9}}, got {defaults!r}.')
         if metrics_on not in ("set", "batch"):
             raise InvalidInput(f'metrics_on must be "set" or "batch", got {metrics_on!r}.')
         if channels_last not in (None, True, False):
@@ -196,18 +202,18 @@ class Task:
         self.loss = loss
         self.metrics = dict(metrics or {})
         self.optimizer = dict(optimizer) if isinstance(optimizer, Mapping) else optimizer
-        self.epochs = epochs
-        self.batch_size = batch_size
+        self.epochs = int(epochs)
+        self.batch_size = int(batch_size)
         self.schedule = schedule
         self.clip_norm = clip_norm
         self.amp = amp
         self.forward = forward
         self.defaults = dict(defaults or {})
-        self.eval_batch_size = eval_batch_size
+        self.eval_batch_size = int(eval_batch_size)
         self.metrics_on = metrics_on
         self.drop_last = drop_last
-        self.checkpoint_epochs = checkpoint_epochs
-        self.checkpoint_steps = checkpoint_steps
+        self.checkpoint_epochs = int(checkpoint_epochs)
+        self.checkpoint_steps = None if checkpoint_steps is None else int(checkpoint_steps)
         self.channels_last = channels_last
         self.target = _target(target, self.metrics)
         for name, metric in self.metrics.items():
@@ -397,6 +403,16 @@ class Task:
                 kwargs[name] = config[name]
                 used.add(name)
         make = self.schedule
+        try:
+            inspect.signature(make).bind(optimizer, **kwargs)
+        except TypeError as error:
+            raise InvalidInput(
+                f"schedule={_name(make)} can't be made ({error}): it is given the optimizer, steps, epochs and "
+                "what it shares by name with the configuration. Name it in the space or the task's defaults, or write "
+                f"schedule=lambda optimizer, epochs: {_name(make)}(optimizer, ...)."
+            ) from None
+        except ValueError:  # a built-in that does not tell
+            pass
         if self.surrogate is not None:
             return self.surrogate.schedule(optimizer, lambda o: make(o, **kwargs)), "steps" in names, used
         return make(optimizer, **kwargs), "steps" in names, used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -347,6 +348,10 @@ def one_line(error: BaseException) -> str:
     """The last line of a traceback."""
     lines = traceback.format_exception_only(error)
     text = clean(lines[-1].strip()).removeprefix(_ERRORS) if lines else type(error).__name__
+    if isinstance(error, pickle.PicklingError) and "__main__" in text:
+        text += (
+            ". A worker has not run the script: define it in a module to import, or keep it with run.save()"
+        )
     return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
 
 
