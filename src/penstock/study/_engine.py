@@ -137,6 +137,7 @@ class Engine:
         self._proposed = 0  # trials that the sampler proposed
         self._refused: dict[int, int] = {}  # proposals before one, until it is submitted
         self._children: dict[int, int] = {}  # how many trials were made from one
+        self._copies: set[int] = set()  # trials that may still have to copy another one's checkpoint
         self._replayed: deque[Trial] | None = None
         self._drops: dict[int, str] = {}
         self._stops: list[tuple[int, str]] = []
@@ -379,7 +380,7 @@ class Engine:
             ids = [segment.trial.id for segment in group.segments]
             refused = tuple((trial, self._refused.pop(trial)) for trial in ids if trial in self._refused)
             event = Submitted(time_s, max(0, want), group.segments, group.label, refused)
-            self.state.apply(event)
+            self._handed_out(event)
             self.queue.extend([self._placement(segment, time_s) for segment in group.segments])
             want -= len(group.segments)
             yield event
@@ -728,14 +729,22 @@ class Engine:
                 f"{[s.trial.id for s in event.segments][:5]} is not what the scheduler hands out now. Resume with "
                 "the same space, scheduler, sampler and seed, or start a new study under another name."
             )
-        self.state.apply(event)
+        self._handed_out(event)
         self._hear_drops()
 
+    def _handed_out(self, event: Submitted) -> None:
+        self.state.apply(event)
+        self._copies.update(s.trial.id for s in event.segments if s.copy_from is not None)
+
     def pins(self) -> set[Checkpoint]:
-        """Checkpoints that a waiting or running segment is yet to copy."""
-        segments = [s for p in self.queue for s in p.segments] + list(self.running.values())
-        segments += [s for move in self._moves for s in move.segments.values()]
-        return {segment.copy_from for segment in segments if segment.copy_from is not None}
+        """Checkpoints that an unfinished segment has copied or is yet to copy, also one that waits for a resume."""
+        found: dict[int, Checkpoint] = {}
+        for trial in self._copies:
+            record = self.state.trials[trial]
+            if record.unfinished and record.segment.copy_from is not None:
+                found[trial] = record.segment.copy_from
+        self._copies = set(found)
+        return set(found.values())
 
     # --- results ---------------------------------------------------------------------------------------------
 
