@@ -145,6 +145,32 @@ def test_copies_whose_checkpoint_is_gone_keep_a_budget_of_epochs(tmp_path):
     assert sum(len(record.reports) for record in study.trials) == study.state.epochs == 6
 
 
+def test_copies_of_an_earlier_simulated_session_keep_a_budget_of_epochs(tmp_path):
+    """Its checkpoints are gone: a copy begins anew, and what it was to be spared counts."""
+
+    def train(run):
+        for epoch in run.epochs():
+            if run.trial == 1:
+                raise ValueError("on purpose")
+            run.save(epoch)
+            run.report(loss=float(epoch))
+
+    first = pk.Study(
+        train,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.PBT(population=3, max_epochs=12, interval=4),
+        sampler=pk.Random(),
+        executor=pk.Simulated(3),
+        budget=pk.Budget(epochs=8),
+        store=tmp_path / "s.db",
+    ).run()
+    assert first.state.epochs == 8
+    for limit in range(9, 20, 2):
+        done = pk.Study.load(tmp_path / "s.db", budget=pk.Budget(epochs=limit)).run()
+        assert done.state.epochs == limit
+
+
 class Unwalked(deque):
     """A queue that is as long as a study has trials: nobody is to go through it at every checkpoint."""
 

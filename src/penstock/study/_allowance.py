@@ -155,7 +155,7 @@ class Allowance:
         self._state = state
         self._dearest_j = 0.0
         self._known = False
-        self._at: dict[int, int] = {}  # by running trial, its latest epoch, which may be one that is run again
+        self._at: dict[int, int] = {}  # by running trial, its latest epoch: one may be run again
         self.told: set[int] = set()
         self.tight = False
         for record in state.trials.values():
