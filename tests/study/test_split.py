@@ -292,6 +292,26 @@ def test_the_device_is_kept_until_all_have_come_and_the_driver_may_die_at_any_po
     assert groups == [[0, 1], [2, 3]]
 
 
+def test_trials_whose_device_was_given_away_on_their_way_to_it_wait_like_others():
+    """Studies that share a machine give up what is idle, and so is a device that is kept for who is to come."""
+    bench = Bench()
+    engine = bench.engine
+    for trial in range(4):
+        bench.report(trial, 1)
+    engine.take_regroups(bench.both)
+    bench.left(3, 2)
+    engine.strand([])  # 2 is still coming
+    assert engine.moving
+    bench.left(2, 2)
+    engine.strand(bench.both)
+    assert engine.moving
+    engine.strand([Free(bench.a, 0.5)])
+    assert not engine.moving
+    assert [[segment.trial.id for segment in each.segments] for each in engine.queue] == [[2], [3]]
+    assert engine.plan([]) == ()
+    assert bench.unfinished() == [0, 1, 2, 3]
+
+
 def test_a_half_that_comes_back_is_one_group_though_it_was_there_before():
     bench = Bench()
     engine = bench.engine

@@ -434,6 +434,18 @@ class Engine:
                 self.running[segment.trial.id] = segment
         return tuple(placements)
 
+    def strand(self, free: Sequence[Free]) -> None:
+        """Let trials that have all left their groups wait like others if their device is not theirs any more.
+
+        It was kept free for them, and other studies may have been given what is idle.
+        """
+        idle = {item.device.id for item in free if item.fraction >= 1.0}
+        lost = [move for move in self._moves if not move.coming and move.order.device not in idle]
+        self._moves = [move for move in self._moves if move not in lost]
+        for move in lost:
+            segments = [move.segments[trial] for trial in move.order.members if trial in move.segments]
+            self.queue.extendleft(Placement((each,), attempt=move.attempt) for each in reversed(segments))
+
     def take_regroups(self, free: Sequence[Free], leaving: Collection[str] = ()) -> tuple[Regroup, ...]:
         """Who is to leave their fused groups for another device at the end of the epoch; each is told once.
 

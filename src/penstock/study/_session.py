@@ -227,6 +227,8 @@ class Session:
         if not free and not engine.foresees and not leaving:
             return
         placements: Sequence[Placement] = ()
+        if engine.moving:
+            engine.strand(self._executor.free())
         try:
             for event in engine.submit(free, now_s):
                 self._note(event)
