@@ -392,8 +392,8 @@ class Engine:
         """What to launch now; it leaves the queue. Planners that look ahead or fuse see ``most`` segments at most."""
         if self._ledger is not None:
             return self._plan_ahead(self._ledger, free, time_s, most)
+        free = self._unkept(free)  # nor what those get who go on now
         moved = self._moved() if self._moves else ()
-        free = self._unkept(free)
         if not self.queue or not free:
             return moved
         seen = self._room(free)
