@@ -426,6 +426,10 @@ class Local(Executor):
                 self._book.drop(flight, trial, now_s, reason, keep=keep)
                 if not flight.open:
                     self._finish(flight)
+                elif self._dispatch is not None:
+                    for errand in self._errands[flight.number]:
+                        errand.close()
+                    self._errands[flight.number] = self._dispatch.errands(flight)
                 continue
             flight.asked = flight.asked or (reason, keep)
             lead = self._errands[flight.number][0]
