@@ -156,10 +156,14 @@ def told(arguments: Sequence[str]) -> list[str]:
 
 
 def made_by(now: Mapping[str, Any], document: Mapping[str, Any], arguments: Sequence[str]) -> bool:
-    """Whether the Penstock of now, the benchmark as it is now and these arguments made all of a document, all clean."""
+    """Whether the Penstock of now, the benchmark as it is now and these arguments made all of a document, all clean.
+
+    A benchmark that wrote it and then failed has not.
+    """
     sources = document.get("sources", [])
     return (
-        document.get("arguments") == told(arguments)
+        not document.get("exit_code")
+        and document.get("arguments") == told(arguments)
         and len(sources) == 1
         and sources[0]["penstock"] == now["penstock"]
         and sources[0]["dirty"] is now["dirty"] is False
@@ -177,6 +181,20 @@ def unfinished(name: str) -> Document | None:
     """What a run that was broken off has saved, if it was by this very source and with these arguments."""
     found = earlier(f"unfinished/{name}")
     return found if found is not None and made_by(penstock(), found, sys.argv[1:]) else None
+
+
+def failed(name: str, code: int) -> None:
+    """Keep with a result that the benchmark which wrote it has failed, with this exit code: it is to run again."""
+    document = earlier(name)
+    if document is not None:
+        _write(RESULTS / f"{name}.json", document | {"exit_code": code})
+
+
+def _write(path: Path, document: Document) -> None:
+    written = RESULTS / "unfinished" / f"{path.stem}.part"
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_text(json.dumps(document, indent=2) + "\n")
+    written.replace(path)  # at once, so that no Ctrl-C leaves half a file
 
 
 def save(
@@ -216,10 +234,7 @@ def save(
     }
     part = RESULTS / "unfinished" / f"{name}.json"
     path = RESULTS / f"{name}.json" if whole else part
-    part.parent.mkdir(parents=True, exist_ok=True)
-    written = part.with_suffix(".part")
-    written.write_text(json.dumps(document, indent=2) + "\n")
-    written.replace(path)  # at once, so that no Ctrl-C leaves half a file
+    _write(path, document)
     if whole:
         part.unlink(missing_ok=True)
         _clock_s = time.monotonic()  # one benchmark may write several

@@ -6,7 +6,8 @@ Run with: python -m benchmarks.all [--list] [--quick] [--again] (make bench, mak
 
 This is the one list of benchmarks, and every file of benchmarks/results is one that an entry here writes. All of it
 takes some ten hours. It may be broken off (Ctrl-C) and run again: a benchmark whose results say that this very source
-made them (Penstock, the benchmark's own code and its arguments, all committed) is skipped, unless ``--again`` is given.
+made them (Penstock, the benchmark's own code and its arguments, all committed) is skipped, unless it failed after
+writing them or ``--again`` is given.
 ``--quick`` leaves out those marked long, which take more than half an hour each. Those that need public data run where
 the variable PENSTOCK_DATA names its folder. What is skipped is told at the beginning; at the end there is a table of
 what ran, how it ended and what was skipped and why. What fails doesn't stop the others. ``--only`` always runs, and a
@@ -369,6 +370,9 @@ def measure(wanted: Sequence[Benchmark], reasons: Mapping[str, str], again: bool
             line[1] = str(code)
             now = [path.exists() and path.stat().st_mtime_ns for path in benchmark.results()]
             old = [name for name, *two in zip(benchmark.writes, had, now, strict=True) if two[0] == two[1]]
+            for name in benchmark.writes if code else ():
+                if name not in old:
+                    _bench.failed(name, code)
             if old:
                 line[3] = f"did not write {', '.join(old)}"
             if code or old:

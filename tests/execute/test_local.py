@@ -153,6 +153,37 @@ def test_a_trial_that_is_to_spread_while_it_waits_for_another_is_not_left_waitin
         executor.close()
 
 
+def test_a_trial_that_leaves_its_group_before_it_has_begun_is_not_trained(tmp_path: Path) -> None:
+    """It may have been queued again meanwhile, and begin elsewhere."""
+
+    def work(run: pk.Run) -> None:
+        (run.folder / "seen").touch()
+        while run.trial == 0 and not (run.folder / "go on").exists():
+            time.sleep(0.005)
+        for _ in run.epochs():
+            run.report(loss=1.0)
+
+    executor = Local(1)
+    executor.open(Job(work, tmp_path, ("loss",), meter=False))
+    try:
+        (cpu,) = (Share(free.device.id) for free in executor.free())
+        first, *group = (segment(number, until=1) for number in range(4))
+        drive = Drive(executor)
+        drive.submit([first, *group])
+        drive.start([first], [cpu])
+        drive.start(group, [cpu])
+        executor.stop([2], reason="goes on elsewhere", keep=True)
+        (tmp_path / "trials" / "0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trials" / "0" / "go on").touch()
+        drive.until(lambda: sum(isinstance(event, Ended) for event in drive.events) == 4)
+        assert [event.kept for event in drive.events if isinstance(event, Ended) and event.trial == 2] == [
+            True
+        ]
+        assert sorted(path.parent.name for path in tmp_path.glob("trials/*/seen")) == ["0", "1", "3"]
+    finally:
+        executor.close()
+
+
 class NotedWhenLoaded:
     """Work that leaves a file with its process's number where it is unpickled."""
 

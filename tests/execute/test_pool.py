@@ -1,5 +1,6 @@
 """Studies that share a machine's devices: fair in whole devices, idle ones given back, the dead's freed."""
 
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core import Share
 from penstock.core.errors import InvalidInput
+from penstock.execute import Job, Local
 from penstock.execute._pool import Pool
 from penstock.plan import whole_counts
 
@@ -86,6 +89,24 @@ def test_the_devices_of_a_study_that_was_killed_are_free(tmp_path):
     pool.update(DEVICES, (), 1.0)
     assert pool.mine == set(DEVICES)
     assert [name for name in os.listdir(tmp_path) if name.endswith(".study")] == [pool._path.name]
+
+
+def test_a_device_that_is_kept_for_a_trial_that_is_to_spread_is_not_given_away(tmp_path):
+    executor = Local(2, shared=tmp_path / "pool", threads=1)
+    executor.open(Job(print, tmp_path / "files", ("loss",)))
+    try:
+        assert executor._pool.mine == {"cpu:0", "cpu:1"}
+        executor._book.holdings.hold([Share("cpu:1")])  # until the trial's next report
+        other = Pool(tmp_path / "pool")
+        other.join()
+        other.update(["cpu:0", "cpu:1"], (), 0.0)
+        executor._shared_out_s = -math.inf
+        executor.poll(0.0)
+        other.update(["cpu:0", "cpu:1"], (), 1.0)
+        assert (executor._pool.mine, other.mine) == ({"cpu:1"}, {"cpu:0"})
+    finally:
+        executor.close()
+        other.leave()
 
 
 def test_a_weight_is_above_zero(tmp_path):

@@ -281,6 +281,22 @@ def test_what_fails_does_not_stop_the_others(repository):
     assert repository.ran == ["bad", "silent", "slow"]
 
 
+def test_what_fails_after_it_has_written_its_result_runs_again(repository):
+    repository.list((["bad"], "fail"), (["good"], ""))
+    for _ in range(2):
+        told = repository.run(code=1)
+        assert told.endswith("failed: bad\n")
+        assert repository.result("bad")["results"] == {"value": 1}
+    assert repository.ran == ["bad"]
+    repository.write("benchmarks/fake.py", FAKE.replace('"fail" in what', "0"))
+    repository.commit()
+    repository.run()
+    assert repository.ran == ["bad", "good"]
+    assert "exit_code" not in repository.result("bad")
+    repository.run()
+    assert repository.ran == []
+
+
 def test_portions_add_up_over_runs_and_the_result_stays_until_they_are_whole(repository):
     repository.list((["sum"], "portions"))
     old = {"command": "x", "date": "2020-01-01", "versions": {}, "results": {"value": 7}}

@@ -35,6 +35,12 @@ def best_s(runtimes: Sequence[float], *, devices: int, overhead: Overhead) -> fl
     return best
 
 
+@pytest.mark.parametrize("running", [[], [(1.0, 0.0)]])
+def test_trials_that_take_no_time_fit_anywhere(running: list[tuple[float, float]]) -> None:
+    widths = row_widths([0.0, 0.0, 0.0], running, free=2, devices=3, overhead=Overhead(max_devices=2))
+    assert sorted(widths) == [0, 0, 1]
+
+
 def test_two_in_a_row_beside_a_long_one() -> None:
     overhead = Overhead(max_devices=2)
     widths = row_widths([60.0, 70.0, 130.0], [], free=4, devices=4, overhead=overhead)

@@ -151,6 +151,28 @@ def test_all_trials_together_cross_an_energy_budget_by_one_epoch(
         assert study.energy.joules >= limit_j - devices * (3 if fluid else 1) * max(epochs)
 
 
+@pytest.mark.parametrize("limit_j", [57.5, 63.3, 70.1])
+def test_trials_that_are_run_again_cross_an_energy_budget_by_one_epoch(limit_j):
+    """Six that die in their last epoch without a checkpoint, and have all of them before them once more."""
+    executor = pk.Simulated(devices=6, failure=lambda trial, epoch, attempt: epoch == 9 and not attempt)
+    open_ = executor.open
+    executor.open = lambda job: open_(
+        dataclasses.replace(job, options={**job.options, "make_meter": lambda _: Joules(1.0, False)})
+    )
+    study = pk.Study(
+        many_epochs,
+        {"x": pk.Float(0, 1)},
+        minimize="loss",
+        scheduler=pk.Full(trials=6, epochs=10),
+        sampler=pk.Random(),
+        executor=executor,
+        store=False,
+        budget=pk.Budget(energy_wh=limit_j / 3600),
+    ).run()
+    assert study.state.closed.reason == "budget"
+    assert limit_j - 6 <= study.energy.joules <= limit_j + 1
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(
     ("budget", "options", "limit_wh"),

@@ -2,12 +2,16 @@
 
 import itertools
 import time
+from collections import deque
 
 import pytest
 
 import penstock as pk
 from penstock.core import (
+    Checkpoint,
+    Device,
     Ended,
+    Free,
     Noted,
     Reported,
     Saved,
@@ -20,8 +24,9 @@ from penstock.core import (
     Trial,
     TrialStatus,
 )
-from penstock.goal import Goal
+from penstock.goal import Budget, Goal
 from penstock.goal._objective import ranked
+from penstock.study._engine import Engine, Setup
 from penstock.study._files import CheckpointKeeper, gone
 
 TARGET = {"model": "target"}
@@ -138,3 +143,67 @@ def test_copies_whose_checkpoint_is_gone_keep_a_budget_of_epochs(tmp_path):
     assert copy.segment.copy_from.trial == 0
     assert copy.reports[0].epoch == 1  # nothing was there to copy
     assert sum(len(record.reports) for record in study.trials) == study.state.epochs == 6
+
+
+def test_copies_of_an_earlier_simulated_session_keep_a_budget_of_epochs(tmp_path):
+    """Its checkpoints are gone: a copy begins anew, and what it was to be spared counts."""
+
+    def train(run):
+        for epoch in run.epochs():
+            if run.trial == 1:
+                raise ValueError("on purpose")
+            run.save(epoch)
+            run.report(loss=float(epoch))
+
+    first = pk.Study(
+        train,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.PBT(population=3, max_epochs=12, interval=4),
+        sampler=pk.Random(),
+        executor=pk.Simulated(3),
+        budget=pk.Budget(epochs=8),
+        store=tmp_path / "s.db",
+    ).run()
+    assert first.state.epochs == 8
+    for limit in range(9, 20, 2):
+        done = pk.Study.load(tmp_path / "s.db", budget=pk.Budget(epochs=limit)).run()
+        assert done.state.epochs == limit
+
+
+class Unwalked(deque):
+    """A queue that is as long as a study has trials: nobody is to go through it at every checkpoint."""
+
+    def __iter__(self):
+        raise AssertionError("the whole queue was gone through")
+
+
+def test_what_is_to_be_copied_is_kept_as_long_as_the_copy_may_begin_again():
+    """Also by a trial that has left with its driver's drain, and will go on at the next resume."""
+    setup = Setup(
+        space=pk.Space(x=pk.Float(0, 1)),
+        goal=Goal.of("loss", None),
+        scheduler=pk.PBT(population=2, max_epochs=4, interval=2, quantile=0.5),
+        sampler=pk.Random(),
+        planner=(),
+        budget=Budget(),
+    )
+    engine = Engine(setup)
+    device = [Free(Device("a"), 1.0, 9)]
+    list(engine.submit(device, 0.0))
+    for trial in (0, 1):
+        engine.apply(Started(1.0, trial, 0, (Share("a"),)))
+        engine.apply(Reported(2.0, trial, 2, {"loss": float(trial)}))
+        engine.apply(Ended(2.0, trial, TrialStatus.PAUSED, 2))
+    assert engine.pins() == set()
+    list(engine.submit(device, 3.0))
+    engine.queue = Unwalked()
+    assert engine.pins() == {Checkpoint(0, 2)}
+    engine.apply(Started(4.0, 1, 2, (Share("a"),)))
+    engine.apply(Ended(5.0, 1, TrialStatus.PAUSED, 2, kept=True))
+    assert engine.pins() == {Checkpoint(0, 2)}
+    engine.apply(SessionOpened(6.0))
+    engine.apply(Started(7.0, 1, 2, (Share("a"),)))
+    engine.apply(Reported(8.0, 1, 4, {"loss": 1.0}))
+    engine.apply(Ended(8.0, 1, TrialStatus.COMPLETED, 4))
+    assert engine.pins() == set()

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import penstock as pk
 from penstock.core import (
+    Checkpoint,
     Device,
     Ended,
     Event,
@@ -30,6 +31,7 @@ from penstock.schedule import StopRule
 from penstock.study._ledger import Foresight, Ledger
 from penstock.testing.executors import segment
 from penstock.testing.journals import events_in
+from penstock.train._checkpoint import FileCheckpoints
 
 ALONE = pk.Overhead(alpha=2.5, epsilon_s=1.0)  # neither sharing nor spreading pays
 
@@ -172,6 +174,40 @@ def test_the_ledger_knows_who_saves_and_what_is_left_after_a_pause() -> None:
     assert (rest.since_s, rest.course) == (5.0, "relay")
     assert rest.expected_s == pytest.approx(10.0)
     assert ledger.take_paused(0) is None
+
+
+def test_a_copy_that_pauses_goes_on_with_its_own_checkpoints_however_often_it_begins_again(
+    tmp_path: Path,
+) -> None:
+    """PBT's exploit: its checkpoints are known by whom it was copied from, before the pause and after it."""
+    copied = segment(1, until=6, start=2, copy_from=Checkpoint(0, 2))
+    ledger = Ledger(Foresight(ALONE))
+    ledger.saw([Free(Device("cpu:0"))])
+    placed = Placement((copied,), (Share("cpu:0"),), pausable=True)
+    ledger.launched([placed])
+    ledger.asked([Resize(placed, (), 4)])
+    ledger.started(Started(0.0, 1, 2, placed.shares), copied)
+    ledger.ended(Ended(20.0, 1, TrialStatus.PAUSED, 4, kept=True))
+    rest = ledger.take_paused(1)
+    assert rest is not None
+    turns = {}
+    for turn in (rest.segments[0], copied):  # after the pause, and as its worker's death lets it begin again
+        assert turn.copy_from is not None
+        turns[turn.start] = FileCheckpoints(
+            tmp_path,
+            1,
+            seed=turn.trial.seed,
+            config=turn.trial.config,
+            start=turn.start,
+            until=turn.until,
+            copy_from=(turn.copy_from.trial, turn.copy_from.epoch),
+        )
+    assert list(turns) == [4, 2]
+    turns[4].stage({"seen": 5})
+    assert turns[4].commit(5, ()) is not None
+    found = turns[2].find()
+    assert found is not None
+    assert found.epoch == 5
 
 
 class Wait(nn.Module):

@@ -33,7 +33,7 @@ from penstock.core import (
     TrialStatus,
 )
 from penstock.goal import Budget, Goal
-from penstock.plan import Regroup
+from penstock.plan import Regroup, fifo
 from penstock.schedule import StopRule
 from penstock.store import open_store
 from penstock.study import _fusing
@@ -290,6 +290,43 @@ def test_the_device_is_kept_until_all_have_come_and_the_driver_may_die_at_any_po
     # Both halves are groups of their own now, and could be split again.
     groups = [[s.trial.id for s in g.placement.segments] for g in engine._fused()]
     assert groups == [[0, 1], [2, 3]]
+
+
+def test_trials_whose_device_was_given_away_on_their_way_to_it_wait_like_others():
+    """Studies that share a machine give up what is idle, and so is a device that is kept for who is to come."""
+    bench = Bench()
+    engine = bench.engine
+    for trial in range(4):
+        bench.report(trial, 1)
+    engine.take_regroups(bench.both)
+    bench.left(3, 2)
+    engine.strand([])  # 2 is still coming
+    assert engine.moving
+    bench.left(2, 2)
+    engine.strand(bench.both)
+    assert engine.moving
+    engine.strand([Free(bench.a, 0.5)])
+    assert not engine.moving
+    assert [[segment.trial.id for segment in each.segments] for each in engine.queue] == [[2], [3]]
+    assert engine.plan([]) == ()
+    assert bench.unfinished() == [0, 1, 2, 3]
+
+
+def test_a_device_to_which_trials_move_is_given_to_nobody_else_when_they_are_there():
+    """One that is to be run again waits when the last of them has come."""
+    bench = Bench()
+    engine = bench.engine
+    engine.setup = replace(engine.setup, planner=(fifo(),))
+    for trial in range(4):
+        bench.report(trial, 1)
+    engine.take_regroups(bench.both)
+    bench.left(3, 2)
+    assert bench.take(Ended(9.0, 0, TrialStatus.FAILED, 1, "its worker died", lost=True)).retry
+    assert engine.plan(bench.both) == ()
+    bench.left(2, 2)
+    (placement,) = engine.plan(bench.both)
+    assert [segment.trial.id for segment in placement.segments] == [2, 3]
+    assert [segment.trial.id for each in engine.queue for segment in each.segments] == [0]
 
 
 def test_a_half_that_comes_back_is_one_group_though_it_was_there_before():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from penstock.core import Ended, Event, Reported, Resized, Share, Started, TrialStatus
@@ -32,7 +32,7 @@ class Flight:
         open: Trials without an ``Ended`` yet.
         epochs: Per trial, the last one reported.
         sent: Whether a worker has it.
-        seen: The study has been told of its start.
+        begun: Trials of whose start the study has been told.
         again: It goes on with other shares: its start was told long ago.
         target: Shares to go on with, from the next report on.
         claims: Those of them that are kept free for it until then.
@@ -49,7 +49,7 @@ class Flight:
     open: set[int]
     epochs: dict[int, int]
     sent: bool = False
-    seen: bool = False
+    begun: set[int] = field(default_factory=set)
     again: bool = False
     target: tuple[Share, ...] = ()
     claims: tuple[Share, ...] = ()
@@ -58,6 +58,11 @@ class Flight:
     began_s: float = 0.0
     last_s: float = 0.0
     drawn: Measurement | None = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether a worker has begun it, as far as anybody knows."""
+        return bool(self.begun)
 
     @property
     def exclusive(self) -> bool:
@@ -135,7 +140,7 @@ class Book:
             Started(time_s, trial, start, flight.shares, placement.attempt, fused_of(placement))
         )
         flight.began_s = time_s
-        flight.seen = True
+        flight.begun.add(trial)
 
     def end(self, flight: Flight, ended: Ended) -> None:
         """One of its trials is over."""
@@ -151,8 +156,8 @@ class Book:
         """All its trials are over, with their last reports; who had not begun has begun with that."""
         now_s = max(now_s, flight.last_s)
         trials = sorted(flight.open)
-        if not flight.seen:
-            for trial in trials:
+        for trial in trials:
+            if trial not in flight.begun:  # of a fused group, some may be known to have begun, and others not
                 self._start(flight, trial, now_s, 0)
         for trial in trials:
             epoch = flight.epochs[trial]
@@ -214,7 +219,7 @@ class Book:
             return None
         placement = replace(flight.launch.placement, shares=shares)
         after = self.flight(replace(flight.launch, placement=placement, known=(flight.epochs[trial],)))
-        after.seen = after.again = True
+        after.begun, after.again = {trial}, True
         after.began_s, after.last_s, after.drawn = flight.began_s, now_s, flight.drawn
         del self.flights[flight.number]
         self.add(after)

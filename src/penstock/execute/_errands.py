@@ -89,7 +89,9 @@ class Dispatch:
         if stage:
             facts = in_bubble(facts, self._site.stages[stage])
         names = tuple(f"cuda:{index}" for index in range(len(gpus))) or ("cpu",)
-        specs, number = specs_of(flight.launch), next(self._numbers)
+        # Of several that train as one, some may have been told to stop while they waited.
+        specs = [spec for spec in specs_of(flight.launch) if spec[0] in flight.open]
+        number = next(self._numbers)
         try:
             message = pickle.dumps((number, specs, names, threads, facts), protocol=5)
         except Exception as error:

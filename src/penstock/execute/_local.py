@@ -253,7 +253,8 @@ class Local(Executor):
         if self._pool is None or now_s - self._shared_out_s < TICK_S:
             return
         self._shared_out_s = now_s
-        busy = [name for name, on in self._on.items() if on]
+        held = self._book.holdings  # also what is kept for a trial that is to spread
+        busy = [name for name in self._site.devices if held.free(name) < 1.0]
         if not self._pool.update(list(self._site.devices), busy, now_s):
             return
         self._free = None
@@ -425,6 +426,10 @@ class Local(Executor):
                 self._book.drop(flight, trial, now_s, reason, keep=keep)
                 if not flight.open:
                     self._finish(flight)
+                elif self._dispatch is not None:
+                    for errand in self._errands[flight.number]:
+                        errand.close()
+                    self._errands[flight.number] = self._dispatch.errands(flight)
                 continue
             flight.asked = flight.asked or (reason, keep)
             lead = self._errands[flight.number][0]

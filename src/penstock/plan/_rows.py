@@ -91,7 +91,7 @@ def _fill(
             for halves in (False, True):
                 row = _row(left, speed * end_s * (1 + 1e-9), halves)
                 work_s = math.fsum([left[i] for i in row])
-                waste = width * end_s / work_s
+                waste = width * end_s / work_s if work_s > 0 else float(width)
                 if waste < best_waste:
                     best_waste, best_width, best_row = waste, width, row
         if not best_row:

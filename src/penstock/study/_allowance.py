@@ -155,14 +155,19 @@ class Allowance:
         self._state = state
         self._dearest_j = 0.0
         self._known = False
+        self._at: dict[int, int] = {}  # by running trial, its latest epoch: one may be run again
         self.told: set[int] = set()
         self.tight = False
         for record in state.trials.values():
             for report in record.reports:
-                self.heard(report)
+                self._learn(report)
 
     def heard(self, event: Reported) -> None:
         """A report tells what an epoch costs, or that nobody can tell."""
+        self._at[event.trial] = event.epoch
+        self._learn(event)
+
+    def _learn(self, event: Reported) -> None:
         self._known = True
         if event.energy is not None:
             self._dearest_j = max(self._dearest_j, event.energy.joules)
@@ -170,6 +175,7 @@ class Allowance:
     def ended(self, event: Ended, *, waits: bool = False) -> None:
         """A trial is no longer under way. One that was stopped for our sake waits for the next session, unless it only
         pauses, and ``waits`` in this one."""
+        self._at.pop(event.trial, None)
         if not event.kept or waits:
             self.told.discard(event.trial)
 
@@ -188,7 +194,14 @@ class Allowance:
         """Whether a trial begins another epoch after the present one, unless it is stopped."""
         if trial in self.told:
             return False
-        return segment.until is None or self._state.trials[trial].epoch + 1 < segment.until
+        return segment.until is None or self._epoch(trial, segment) + 1 < segment.until
+
+    def _epoch(self, trial: int, segment: Segment) -> int:
+        """The epochs behind it now: less than it has reported where it was begun again, from an older checkpoint."""
+        if trial in self._at:
+            return self._at[trial]
+        copied = 0 if segment.copy_from is None else segment.start
+        return max(copied, *self._state.trials[trial].saved, 0)
 
     def _far(self, trials: int) -> bool:
         """Whether so many trials can't come near the limit: most of the time nothing more need be asked."""

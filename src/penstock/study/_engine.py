@@ -138,6 +138,7 @@ class Engine:
         self._proposed = 0  # trials that the sampler proposed
         self._refused: dict[int, int] = {}  # proposals before one, until it is submitted
         self._children: dict[int, int] = {}  # how many trials were made from one
+        self._copies: set[int] = set()  # trials that may still have to copy another one's checkpoint
         self._replayed: deque[Trial] | None = None
         self._drops: dict[int, str] = {}
         self._stops: list[tuple[int, str]] = []
@@ -380,7 +381,7 @@ class Engine:
             ids = [segment.trial.id for segment in group.segments]
             refused = tuple((trial, self._refused.pop(trial)) for trial in ids if trial in self._refused)
             event = Submitted(time_s, max(0, want), group.segments, group.label, refused)
-            self.state.apply(event)
+            self._handed_out(event)
             self.queue.extend([self._placement(segment, time_s) for segment in group.segments])
             want -= len(group.segments)
             yield event
@@ -392,8 +393,8 @@ class Engine:
         """What to launch now; it leaves the queue. Planners that look ahead or fuse see ``most`` segments at most."""
         if self._ledger is not None:
             return self._plan_ahead(self._ledger, free, time_s, most)
+        free = self._unkept(free)  # nor what those get who go on now
         moved = self._moved() if self._moves else ()
-        free = self._unkept(free)
         if not self.queue or not free:
             return moved
         seen = self._room(free)
@@ -433,6 +434,18 @@ class Engine:
             for segment in segments:
                 self.running[segment.trial.id] = segment
         return tuple(placements)
+
+    def strand(self, free: Sequence[Free]) -> None:
+        """Let trials that have all left their groups wait like others if their device is not theirs any more.
+
+        It was kept free for them, and other studies may have been given what is idle.
+        """
+        idle = {item.device.id for item in free if item.fraction >= 1.0}
+        lost = [move for move in self._moves if not move.coming and move.order.device not in idle]
+        self._moves = [move for move in self._moves if move not in lost]
+        for move in lost:
+            segments = [move.segments[trial] for trial in move.order.members if trial in move.segments]
+            self.queue.extendleft(Placement((each,), attempt=move.attempt) for each in reversed(segments))
 
     def take_regroups(self, free: Sequence[Free], leaving: Collection[str] = ()) -> tuple[Regroup, ...]:
         """Who is to leave their fused groups for another device at the end of the epoch; each is told once.
@@ -729,14 +742,22 @@ class Engine:
                 f"{[s.trial.id for s in event.segments][:5]} is not what the scheduler hands out now. Resume with "
                 "the same space, scheduler, sampler and seed, or start a new study under another name."
             )
-        self.state.apply(event)
+        self._handed_out(event)
         self._hear_drops()
 
+    def _handed_out(self, event: Submitted) -> None:
+        self.state.apply(event)
+        self._copies.update(s.trial.id for s in event.segments if s.copy_from is not None)
+
     def pins(self) -> set[Checkpoint]:
-        """Checkpoints that a waiting or running segment is yet to copy."""
-        segments = [s for p in self.queue for s in p.segments] + list(self.running.values())
-        segments += [s for move in self._moves for s in move.segments.values()]
-        return {segment.copy_from for segment in segments if segment.copy_from is not None}
+        """Checkpoints that an unfinished segment has copied or is yet to copy, also one that waits for a resume."""
+        found: dict[int, Checkpoint] = {}
+        for trial in self._copies:
+            record = self.state.trials[trial]
+            if record.unfinished and record.segment.copy_from is not None:
+                found[trial] = record.segment.copy_from
+        self._copies = set(found)
+        return set(found.values())
 
     # --- results ---------------------------------------------------------------------------------------------
 

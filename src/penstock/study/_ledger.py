@@ -289,7 +289,7 @@ class Ledger:
                 total, count = self._open_ended
                 self._open_ended = total + event.epoch, count + 1
         if event.kept and seat.change is not None and not seat.change[0].shares:
-            segment = replace(seat.placement.segments[0], start=event.epoch, copy_from=None)
+            segment = replace(seat.placement.segments[0], start=event.epoch)
             self._paused[event.trial] = self.expect(replace(seat.placement, segments=(segment,), shares=()))
         del seat.epochs[event.trial]
         self._due = [due for due in self._due if due.placement.segments[0].trial.id != event.trial]

@@ -90,6 +90,12 @@ class Session:
         self._why_failed = ""
         self._trained = False  # one epoch of this session, at least
         self._virtual = isinstance(study.executor.clock, VirtualClock)
+        # A simulation keeps checkpoints in memory: those of earlier sessions are gone until they are made again.
+        self._lost: set[str] = set()
+        if self._virtual:
+            self._lost.update(
+                path for record in engine.state.trials.values() for path in record.saved.values()
+            )
         self._batch: list[Event] = []
         self._hungry = True
         self._desk = desk
@@ -223,6 +229,8 @@ class Session:
         if not free and not engine.foresees and not leaving:
             return
         placements: Sequence[Placement] = ()
+        if engine.moving:
+            engine.strand(self._executor.free())
         try:
             for event in engine.submit(free, now_s):
                 self._note(event)
@@ -342,7 +350,7 @@ class Session:
         wanted: list[tuple[Segment, int]] = []
         for launch in launches:
             for segment, path in zip(launch.placement.segments, launch.checkpoints, strict=True):
-                there = path is not None and (self._virtual or (self._files / path).exists())
+                there = path is not None and self._has(path)
                 copied = (
                     segment.start if segment.copy_from is not None and there else 0
                 )  # else it begins anew
@@ -355,6 +363,10 @@ class Session:
             replace(launch, leaves=tuple(next(leaves) for _ in launch.placement.segments))
             for launch in launches
         ]
+
+    def _has(self, path: str) -> bool:
+        """Whether a checkpoint is there."""
+        return path not in self._lost if self._virtual else (self._files / path).exists()
 
     def _take(self, event: Event) -> None:
         """Apply an event and keep it for the next write, also when scheduler or sampler fail on what it says."""
@@ -383,6 +395,8 @@ class Session:
         elif isinstance(event, Ended) and event.status is TrialStatus.FAILED and not event.retry:
             self._failed += 1
             self._why_failed = self._why_failed or event.reason
+        if isinstance(event, Saved):
+            self._lost.discard(event.path)
         if isinstance(event, Saved | Ended):
             self._keeper.on(event, self._engine.state, self._engine.pins)
         if self._allowance is not None and isinstance(event, Reported):
