@@ -282,6 +282,28 @@ class Follower(nn.Module):
         return self.student(x) - self.teacher(x)
 
 
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, x):
+        return self.body(x.mul_(0.5))
+
+
+def test_inputs_that_a_forward_writes_into_are_written_once_a_step(monkeypatch):
+    monkeypatch.setitem(fused_loop._costs, "record_cost_s", 0.0)
+    task = make_task(lambda config: Writing())
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together, compile=False)
+    for _ in range(3):
+        results = fused.train_epoch(ahead=100)
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    assert fused.counts == [4]
+    assert max(gap(one, other) for one, other in zip(alone, together, strict=True)) < 1e-10
+
+
 def test_weights_that_a_forward_changes_are_changed_once_a_step():
     task = make_task(lambda config: Follower().double())
     assert_same_alone(task)

@@ -136,6 +136,30 @@ def test_it_equals_a_hand_written_loop():
         assert torch.equal(value, final[key]), key
 
 
+class Writing(nn.Module):
+    """Scales its inputs where they lie, or makes new ones."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.body, self.in_place = nn.Linear(6, 3), in_place
+
+    def forward(self, x):
+        return self.body(x.mul_(0.5) if self.in_place else x * 0.5)
+
+
+def test_a_model_that_writes_into_its_inputs_spoils_neither_data_nor_looks():
+    given = make_data()
+    kept = given.train[0].clone(), given.val[0].clone()
+    tasks = [Task(lambda config, w=w: Writing(w), given, F.cross_entropy, batch_size=16) for w in (False, True)]
+    plain, writing = (Trainer(task, {"lr": 0.1}, seed=1) for task in tasks)
+    batch = next(writing.data.train.batches(8))
+    assert writing.peek(batch) == writing.peek(batch)
+    for _ in range(2):
+        assert writing.train_epoch() == plain.train_epoch()
+    assert torch.equal(given.train[0], kept[0])
+    assert torch.equal(given.val[0], kept[1])
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_a_kill_at_any_step_and_a_resume_give_the_same_bits(tmp_path, optimizer):
     """Every step of 2 epochs x 4 steps is the last one in turn; step checkpoints every 1, 2 or never."""

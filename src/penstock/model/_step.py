@@ -132,7 +132,7 @@ class FusedStep:
         with self._aside():
             for _ in range(2):
                 watch, drawn = Watch(modules), generators()
-                self._differentiate(inputs, targets)
+                self._differentiate(*_copied(inputs, targets))
                 if draws and drawn != generators():
                     raise Unsupported(DRAWS)
                 if watch.settled():
@@ -160,7 +160,7 @@ class FusedStep:
         with self._aside():
             before = [tensor.detach().clone() for tensor in self._state()]  # a forward may change it
             with self.fusion.draws.record():
-                losses, gradients = self._differentiate(inputs, targets)
+                losses, gradients = self._differentiate(*_copied(inputs, targets))
             draws = self.fusion.draws
             if draws.opaque:
                 raise Unsupported("the model draws random numbers other than dropout masks")
@@ -185,7 +185,8 @@ class FusedStep:
 
             run = compiled(graphs[-1])
             with self._aside():  # inductor compiles on the first call
-                run(*(tensor.clone() for tensor in self._state()), *self._batch(inputs, targets), *masks)
+                given = *self._state(), *self._batch(inputs, targets)
+                run(*(tensor.clone() for tensor in given), *masks)
         else:
             run = _bound(graphs[-1], self._state())
         seconds = time.perf_counter() - begin_s
@@ -228,7 +229,7 @@ class FusedStep:
         """Whether a recording runs and, where no masks are drawn, gives these losses for this state."""
         try:
             with torch.no_grad():
-                found = graph(*(tensor.clone() for tensor in state), *batch, *masks)
+                found = graph(*(tensor.clone() for tensor in (*state, *batch)), *masks)
         except Exception:
             return False
         return bool(masks) or torch.allclose(found, losses, rtol=1e-2, atol=1e-5, equal_nan=True)
@@ -275,8 +276,8 @@ class FusedStep:
                 stack.flat, stack.leaves, optimizer.steps, stack.others, optimizer.state = kept
                 optimizer.numbers, optimizer.clip = kept_numbers, kept_clip
 
-        given = [tensor.detach().clone() for tensor in self._state()]
-        given += [*self._batch(inputs, targets), *masks]
+        given = [tensor.detach().clone() for tensor in (*self._state(), *self._batch(inputs, targets))]
+        given += masks
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -316,6 +317,11 @@ def _leaves(inputs: Any, targets: Any) -> Sequence[Any]:
         return inputs, targets
     leaves: list[Any] = pytree.tree_leaves((inputs, targets))
     return leaves
+
+
+def _copied(inputs: Any, targets: Any) -> Any:
+    """A batch for a look: a forward may write into its inputs, which the step itself is to see as they were."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, (inputs, targets))
 
 
 def _shapes(inputs: Any, targets: Any) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
 from penstock.train._layout import lay_out
-from penstock.train._loader import Loaded, Source, derive, flatten, order_of
+from penstock.train._loader import Loaded, Source, copied, derive, flatten, order_of
 from penstock.train._seeding import seed_torch
 from penstock.train._threads import Pace, paced
 
@@ -369,7 +369,7 @@ class Trainer:
 
     def peek(self, batch: Any) -> float:
         """The loss of one batch as training sees it (dropout on), without a step."""
-        inputs, targets = batch
+        inputs, targets = copied(batch)
         forward = self.task.forward or _forward
         with torch.no_grad(), self._autocast():
             return float(self.task.loss(forward(self.model, inputs), targets))
@@ -386,7 +386,7 @@ class Trainer:
             yield batch
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
-        inputs, targets = batch
+        inputs, targets = copied(batch)
         name = getattr(self.task.loss, "__name__", type(self.task.loss).__name__)
         with no_trace(self.model, self.device), torch.enable_grad(), self._autocast():
             try:
