@@ -150,7 +150,9 @@ class Writing(nn.Module):
 def test_a_model_that_writes_into_its_inputs_spoils_neither_data_nor_looks():
     given = make_data()
     kept = given.train[0].clone(), given.val[0].clone()
-    tasks = [Task(lambda config, w=w: Writing(w), given, F.cross_entropy, batch_size=16) for w in (False, True)]
+    tasks = [
+        Task(lambda config, w=w: Writing(w), given, F.cross_entropy, batch_size=16) for w in (False, True)
+    ]
     plain, writing = (Trainer(task, {"lr": 0.1}, seed=1) for task in tasks)
     batch = next(writing.data.train.batches(8))
     assert writing.peek(batch) == writing.peek(batch)
@@ -426,6 +428,27 @@ def test_clipping_bounds_the_step():
     pairs = zip(before, trainer.model.parameters(), strict=True)
     moved = torch.cat([(a - b).flatten() for a, b in pairs]).norm().detach()
     assert float(moved) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_what_the_optimizer_does_not_train_has_no_part_in_clipping():
+    """Its gradients are never dropped: the norm of their sum grows, and the steps would get smaller and smaller."""
+
+    def weights(params, lr):
+        return torch.optim.SGD([p for p in params if p.dim() > 1], lr=lr)
+
+    def frozen(config):
+        model = net({})
+        for p in model.parameters():
+            p.requires_grad_(p.dim() > 1)
+        return model
+
+    tasks = [
+        Task(model, make_data(), F.cross_entropy, optimizer=weights, batch_size=16, clip_norm=0.1)
+        for model in (frozen, lambda config: net({}))
+    ]
+    wanted, found = (Trainer(task, {"lr": 0.1}, seed=1) for task in tasks)
+    for _ in range(2):
+        assert found.train_epoch() == wanted.train_epoch()
 
 
 def test_mixed_precision_trains_in_bfloat16_on_a_cpu():

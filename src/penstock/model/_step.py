@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from penstock.core.errors import Unsupported
 from penstock.model._fuse import Fusion
 from penstock.model._optimize import FusedOptimizer
-from penstock.model._watch import DRAWS, Watch, generators, shared
+from penstock.model._watch import DRAWS, Watch, behind, generators, shared
 
 _TRIVIAL = frozenset({"detach", "alias"})
 _SHAPES = frozenset({"view", "_unsafe_view", "expand"})
@@ -73,6 +73,7 @@ class FusedStep:
         optimizer: Their optimizers.
         function: ``function(model, inputs, targets)`` gives a member's loss.
         autocast: The type of mixed precision, or None.
+        beside: What the function is made of beside the model (a loss), which members share.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class FusedStep:
         function: Callable[..., Tensor],
         *,
         autocast: torch.dtype | None = None,
+        beside: Sequence[Any] = (),
     ) -> None:
         self.fusion = fusion
+        self.beside = list(beside)
         self.optimizer = optimizer
         self.function = function
         self.autocast = autocast
@@ -129,9 +132,10 @@ class FusedStep:
             Unsupported: They can't.
         """
         modules = list(self.fusion._template.modules())
-        with self._aside():
+        others = list({id(each): each for part in self.beside for each in behind(part)}.values())
+        with self._aside(), _put_back(others):
             for _ in range(2):
-                watch, drawn = Watch(modules), generators()
+                watch, drawn = Watch(modules, others), generators()
                 self._differentiate(*_copied(inputs, targets))
                 if draws and drawn != generators():
                     raise Unsupported(DRAWS)
@@ -309,6 +313,17 @@ class FusedStep:
             for generator, state in zip(draws.generators, states, strict=True):
                 generator.set_state(state)
             draws.opaque = opaque
+
+
+@contextmanager
+def _put_back(others: Sequence[Any]) -> Iterator[None]:
+    """Let no member's values stay in objects that trials use one after another, if a look at them fails."""
+    watch = Watch((), others)
+    try:
+        yield
+    except BaseException:
+        watch.restore()
+        raise
 
 
 def _leaves(inputs: Any, targets: Any) -> Sequence[Any]:

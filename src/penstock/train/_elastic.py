@@ -211,7 +211,7 @@ class Crew:
         """``Trainer.run_steps`` over the crew: the same steps within rounding."""
         import torch
 
-        from penstock.train._loop import _forward, _rows
+        from penstock.train._loop import _forward, _rows, trained_by
 
         task, model, optimizer = trainer.task, trainer.model, trainer.optimizer
         forward = task.forward or _forward
@@ -244,7 +244,7 @@ class Crew:
                 if scaler is not None and clip is not None:
                     scaler.unscale_(optimizer)
                 if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(trained_by(optimizer), clip)
                 if scaler is None:
                     optimizer.step()
                 else:

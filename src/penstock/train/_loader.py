@@ -87,7 +87,7 @@ def flatten(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]
 
 
 def copied(batch: Any) -> Any:
-    """A batch for a look at it: a model may write into its inputs, and the step that follows wants them as they were."""
+    """A batch for a look at it: a model may write into its inputs, and the step that follows wants them unchanged."""
     leaves, rebuild = flatten(batch)
     return rebuild([leaf.clone() for leaf in leaves])
 

@@ -335,6 +335,7 @@ class Trainer:
         schedule = self.schedule if self._per_step else None
         keep, tell = losses.append, self.on_iteration
         plain = dtype is None and scaler is None
+        trained = trained_by(optimizer)
         if not (self._checked and self._laid_out):
             batches = self._check_first(batches, forward)
         if self.pace is not None:
@@ -349,13 +350,13 @@ class Trainer:
             if scaler is None:
                 loss.backward()
                 if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(trained, clip)
                 step()
             else:
                 scaler.scale(loss).backward()
                 if clip is not None:
                     scaler.unscale_(optimizer)
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(trained, clip)
                 scaler.step(optimizer)
                 scaler.update()
             if schedule is not None:
@@ -663,6 +664,14 @@ class Trainer:
         self._needs_lr = not state["lr_found"]
         held = state.get("held")  # not in checkpoints of before
         self._held = None if held is None else dict(held)
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that an optimizer trains, whose gradients it drops after each step.
+
+    Those of others add up, and have no part in the norm that is clipped.
+    """
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:
