@@ -696,7 +696,7 @@ def alike(
 
 
 def _verify(leaves: Sequence[Any], watch: Watch, given: Sequence[Tensor]) -> None:
-    """The forward must have given all it has to say in what it returns; its inputs, ``given``, are copies of the lanes'.
+    """The forward must have given all it has to say in what it returns; ``given`` are copies of its lanes' inputs.
 
     Raises:
         Unsupported: It has not.
