@@ -734,6 +734,13 @@ def numbers(dtype=torch.float32, n=64):
     return (x, x.sum(1).float()), (x, x.sum(1).float())
 
 
+def test_a_loss_with_tensors_of_its_own_goes_where_the_model_is():
+    task = Task(net, make_data(), nn.CrossEntropyLoss(weight=torch.ones(3)))
+    trainer = Trainer(task, {"lr": 0.1}, seed=1, device="meta")
+    inputs, targets = next(trainer.data.train.batches(8))
+    assert task.loss(trainer.model(inputs), targets).device == trainer.device
+
+
 @pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, nn.MSELoss()])
 def test_a_loss_that_compares_each_output_with_every_target_is_refused(loss):
     trainer = Trainer(Task(lambda: nn.Linear(6, 1), Data(*numbers()), loss), {"lr": 0.1}, seed=0)

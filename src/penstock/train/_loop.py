@@ -197,6 +197,8 @@ class Trainer:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
         self.model: torch.nn.Module = model.to(self.device)
+        if isinstance(task.loss, torch.nn.Module):  # with weights of classes, made where nobody knew of the device
+            task.loss.to(self.device)
         if any(torch.nn.parameter.is_lazy(p) for p in self.model.parameters()):
             self._materialise()
         self._needs_lr = lr is None and lr_is_found and "lr" not in self.config
