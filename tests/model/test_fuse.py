@@ -862,6 +862,11 @@ def test_views_of_a_parameter_are_refused(how):
         Fusion([Viewing(how) for _ in range(2)])
 
 
+def test_complex_weights_are_refused():
+    with pytest.raises(Unsupported, match="weight is complex"):
+        Fusion([nn.Linear(5, CLASSES, dtype=torch.cdouble) for _ in range(2)])
+
+
 def test_a_hook_on_an_activation_is_refused():
     def forward(model, x):
         x = model(x)

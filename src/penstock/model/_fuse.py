@@ -296,6 +296,9 @@ def unfusable(module: nn.Module) -> str | None:
             return f"{path or 'the model'} is a TorchScript module"
         if hasattr(layer, "_orig_mod"):
             return f"{path or 'the model'} is compiled; make the plain one"
+    for path, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{path} is complex, and fused optimizers take real numbers"
     views = overlapping(module)
     if views is not None:
         return f"{views} share memory without being one parameter"
