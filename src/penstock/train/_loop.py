@@ -197,7 +197,9 @@ class Trainer:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
         self.model: torch.nn.Module = model.to(self.device)
-        if isinstance(task.loss, torch.nn.Module):  # with weights of classes, made where nobody knew of the device
+        if isinstance(
+            task.loss, torch.nn.Module
+        ):  # with weights of classes, made where nobody knew of the device
             task.loss.to(self.device)
         if any(torch.nn.parameter.is_lazy(p) for p in self.model.parameters()):
             self._materialise()
