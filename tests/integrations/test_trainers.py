@@ -74,6 +74,21 @@ def test_lightning_stops_with_its_budget_and_a_promoted_trial_goes_on(trainers):
     assert record.metrics["loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=1e-5)
 
 
+def test_lightning_reports_what_the_module_logs_at_the_end_of_the_epoch(trainers):
+    trained = []
+
+    def train(run):
+        module = trainers.fit(
+            integrations.LightningCallback(run, metrics={"late": "loss"}), net=trainers.Late
+        )[1]
+        trained.extend(module.trained)
+        assert "on_train_epoch_end" not in vars(module)  # it has its own back
+
+    (record,) = study(train, scheduler=pk.Full(trials=1, epochs=2, sampler=pk.Random())).run().trials
+    assert [(report.epoch, report.metrics["loss"]) for report in record.reports] == [(1, 1.0), (2, 2.0)]
+    assert trained == [0, 1]  # not one more, to see what the second has logged
+
+
 def test_lightning_nan_fails_the_trial_with_its_reason(trainers):
     def train(run):
         trainers.fit(
@@ -171,6 +186,16 @@ def test_transformers_stops_with_its_budget_and_a_promoted_trial_goes_on(trainer
     record = found.trials[promoted]
     alone = trainers.tune(integrations.TransformersCallback(), tmp_path / "alone", record.config["lr"])
     assert record.metrics["loss"] == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-4)
+
+
+def test_transformers_reports_several_datasets_as_one(trainers, capsys):
+    def train(run):
+        names = {"eval_a_loss": "loss", "eval_b_loss": "other"}
+        callback = integrations.TransformersCallback(run, metrics=names)
+        trainers.tune(callback, run.folder, epochs=2, datasets=("a", "b"), save_strategy="epoch")
+
+    (record,) = study(train, scheduler=pk.Full(trials=1, sampler=pk.Random())).run().trials
+    assert [sorted(report.metrics) for report in record.reports] == [["loss", "other"]] * 2
 
 
 def test_transformers_without_evaluations_reports_its_logs(trainers, tmp_path, capsys):

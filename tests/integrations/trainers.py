@@ -36,9 +36,16 @@ class Net(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
-def fit(callback, lr=0.01, epochs=4, **options):
+class Late(Net):
+    """Logs when an epoch is over."""
+
+    def on_train_epoch_end(self):
+        self.log("late", self.current_epoch + 1.0)
+
+
+def fit(callback, lr=0.01, epochs=4, net=Net, **options):
     torch.manual_seed(0)
-    module = Net(lr)
+    module = net(lr)
     trainer = pl.Trainer(
         max_epochs=epochs,
         callbacks=[callback],
@@ -84,7 +91,7 @@ class Tiny(PreTrainedModel):
 ROWS = [{"x": x, "labels": t} for x, t in zip(INPUTS, TARGETS, strict=True)]
 
 
-def tune(callback, folder, lr=0.01, epochs=4, resume=None, **options):
+def tune(callback, folder, lr=0.01, epochs=4, resume=None, datasets=(), **options):
     torch.manual_seed(0)
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -102,7 +109,7 @@ def tune(callback, folder, lr=0.01, epochs=4, resume=None, **options):
         Tiny(TinyConfig()),
         arguments,
         train_dataset=ROWS,
-        eval_dataset=ROWS,
+        eval_dataset=dict.fromkeys(datasets, ROWS) if datasets else ROWS,
         callbacks=callback if isinstance(callback, list) else [callback],
     )
     trainer.train(resume_from_checkpoint=resume)

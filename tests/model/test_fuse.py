@@ -208,6 +208,46 @@ class Reused(nn.Module):
         return self.head(x)
 
 
+class Kept(nn.Module):
+    """Drops in place and goes on with what it had before."""
+
+    def __init__(self, first, drop, head):
+        super().__init__()
+        self.first, self.drop, self.head = first, drop, head
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.head(x + self.drop(x))
+
+
+class Shared(nn.Module):
+    """A buffer that lies in two layers: updated in one, read in the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, CLASSES)
+        self.register_buffer("mean", torch.zeros(5))
+        self.head.register_buffer("offset", self.mean)
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.head(x - self.head.offset)
+
+
+class Shrunk(nn.Module):
+    """Divides by a norm of all weights that are trained, of which one is tied and one frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, CLASSES)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+
+    def forward(self, x):
+        length = sum(p.square().sum() for p in self.parameters() if p.requires_grad)
+        return self.head(torch.tanh(self.second(self.first(x)))) / length
+
+
 def defined(rate=1.0):
     """A class that is another one at every call; ``rate`` is a value from around it."""
 
@@ -260,6 +300,16 @@ MODELS = {
     "functional dropout": (lambda i: Functional(torch.dropout, 0.3), VECTOR),
     "functional dropout rates": (lambda i: Functional(F.dropout, RATES[i]), VECTOR),
     "functional alpha dropout rates": (lambda i: Functional(F.alpha_dropout, RATES[i]), VECTOR),
+    "dropout in place, rates": (
+        lambda i: Kept(nn.Linear(5, 7), nn.Dropout(RATES[i], inplace=True), flat(7)),
+        VECTOR,
+    ),
+    "dropout 2d in place": (
+        lambda i: Kept(nn.Conv2d(2, 4, 3), nn.Dropout2d(0.4, inplace=True), flat(64)),
+        IMAGE,
+    ),
+    "a buffer under two names": (lambda i: Shared(), VECTOR),
+    "a norm of all weights": (lambda i: Shrunk(), VECTOR),
     "weight norm": (lambda i: stack(normed.weight_norm(nn.Linear(5, 7)), nn.Tanh(), flat(7)), VECTOR),
     "spectral norm": (lambda i: stack(normed.spectral_norm(nn.Linear(5, 7)), nn.Tanh(), flat(7)), VECTOR),
     "batch norm 1d": (
@@ -789,6 +839,42 @@ def test_a_rate_that_the_forward_computes_is_refused():
         call(Annealed)
     with pytest.raises(Unsupported, match="members differ in p of a Branching"):
         call(Branching)
+
+
+class Viewing(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 5, bias=False), nn.Linear(5, CLASSES)
+        if how == "parameter":
+            self.second = nn.Parameter(self.first.weight)
+        elif how == "buffer":
+            self.register_buffer("second", self.first.weight.data)
+        else:
+            self.second = self.first.weight.detach()[1:]
+
+    def forward(self, x):
+        return self.head(self.first(x) + x @ self.second[:1].T)
+
+
+@pytest.mark.parametrize("how", ["parameter", "buffer", "attribute"])
+def test_views_of_a_parameter_are_refused(how):
+    with pytest.raises(Unsupported, match="share memory without being one parameter"):
+        Fusion([Viewing(how) for _ in range(2)])
+
+
+def test_complex_weights_are_refused():
+    with pytest.raises(Unsupported, match="weight is complex"):
+        Fusion([nn.Linear(5, CLASSES, dtype=torch.cdouble) for _ in range(2)])
+
+
+def test_a_hook_on_an_activation_is_refused():
+    def forward(model, x):
+        x = model(x)
+        x.register_hook(lambda gradient: gradient.clamp(-1e3, 1e3))  # too far away to be seen by a check
+        return x
+
+    with pytest.raises(Unsupported, match="puts a hook on a tensor"):
+        Fusion([nn.Linear(5, CLASSES) for _ in range(2)])(forward, torch.randn(2, 3, 5))
 
 
 def test_a_model_that_cannot_be_copied_is_refused():

@@ -366,3 +366,17 @@ def test_study_in_a_notebook_is_a_table_without_markup_of_the_users(tmp_path):
 def test_reports_say_whose_grid_it_is(spec, words):
     folded = folded_of(journal(0), **spec)
     assert f"({words})" in report_markdown(folded, {})
+
+
+def test_losses_of_trials_that_diverged_take_no_report_with_them(simulated):
+    """Their squares, and the difference of two of them, are beyond what a number holds."""
+    given = views.importance_input(simulated)
+    wanted = views.importance(given)["importance"]
+    for factor in (2.0**900, 2.0**-900):
+        far = {**given, "trials": [(config, value * factor) for config, value in given["trials"]]}
+        assert views.importance(far)["importance"] == wanted
+    plt = pyplot()
+    drawn, axes = plt.subplots()
+    draw({"data": [{"type": "scatter", "x": [0, 1], "y": [-1e308, 1e308]}], "layout": {}}, axes)
+    drawn.canvas.draw()
+    plt.close(drawn)

@@ -14,7 +14,7 @@ from torch.nn import functional
 import penstock as pk
 from penstock.core.errors import InvalidInput
 from penstock.train._checkpoint import FileCheckpoints, Report
-from penstock.train._elastic import Crew, _loss_by_parts, _norm_forward, joined, most_devices
+from penstock.train._elastic import Crew, _loss_by_parts, _norm_forward, _passed, joined, most_devices
 from penstock.train._loader import order_of
 from penstock.train._loop import Trainer
 from penstock.train._worker import Settings, Spec, execute
@@ -268,6 +268,26 @@ def test_a_look_at_the_loss_tells_means_from_others_and_leaves_no_trace(loss: An
     if found is not None and loss is summed:
         # Of parts of a third each, the sums have a third of the whole one on average, but for rows that are left over.
         assert found[0] / found[1] == pytest.approx(3, rel=0.02)
+
+
+class Writing(nn.Module):
+    """Writes into its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x.mul_(0.5).flatten(1))
+
+
+def test_looks_leave_a_batch_alone_that_the_model_writes_into() -> None:
+    trainer = Trainer(pk.Task(Writing, data(), functional.cross_entropy), {"lr": 0.1}, seed=3)
+    inputs, targets = data().train
+    kept = inputs.clone()
+    assert _loss_by_parts(trainer, inputs, targets, len(inputs), 3) is None
+    _passed(trainer, inputs)
+    assert torch.equal(inputs, kept)
 
 
 class Attentive(nn.Module):

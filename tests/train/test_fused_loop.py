@@ -15,6 +15,7 @@ from torch import nn
 
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.model import FusedStep, Shrink
+from penstock.model._ops import RULES
 from penstock.train import Data, Task
 from penstock.train import _fused_loop as fused_loop
 from penstock.train._fused_loop import FusedTrainer, check, measure, train_fused
@@ -282,6 +283,28 @@ class Follower(nn.Module):
         return self.student(x) - self.teacher(x)
 
 
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, x):
+        return self.body(x.mul_(0.5))
+
+
+def test_inputs_that_a_forward_writes_into_are_written_once_a_step(monkeypatch):
+    monkeypatch.setitem(fused_loop._costs, "record_cost_s", 0.0)
+    task = make_task(lambda config: Writing())
+    alone, together = trainers(task), trainers(task)
+    fused = FusedTrainer(together, compile=False)
+    for _ in range(3):
+        results = fused.train_epoch(ahead=100)
+        for one, other in zip(alone, together, strict=True):
+            close(one.train_epoch(), results[other])
+    assert fused.counts == [4]
+    assert max(gap(one, other) for one, other in zip(alone, together, strict=True)) < 1e-10
+
+
 def test_weights_that_a_forward_changes_are_changed_once_a_step():
     task = make_task(lambda config: Follower().double())
     assert_same_alone(task)
@@ -337,6 +360,67 @@ def test_an_epoch_schedule_on_a_plateau_follows_each_members_own_loss():
             close(one.train_epoch(), results[other])
     assert [t.lr for t in alone] == [t.lr for t in together]
     assert len({t.lr / c["lr"] for t, c in zip(together, CONFIGS, strict=True)}) > 1
+
+
+def boosted(params, lr, layer):
+    """One layer's weights learn faster: which one is a hyperparameter."""
+    params = list(params)
+    return torch.optim.SGD([{"params": [params.pop(layer)], "lr": 10 * lr}, {"params": params}], lr=lr)
+
+
+def test_trials_are_grouped_by_what_is_in_the_groups_of_their_optimizers():
+    task = make_task(optimizer=boosted)
+    configs = [{"lr": 0.01 * (i + 1), "layer": layer} for i, layer in enumerate((0, 2, 0, 2))]
+    alone, together = trainers(task, configs), trainers(task, configs)
+    fused = FusedTrainer(together)
+    assert fused.counts == [2, 2]
+    results = fused.train_epoch()
+    for one, other in zip(alone, together, strict=True):
+        close(one.train_epoch(), results[other])
+
+
+class Running:
+    """A loss that follows its mean, as a tensor or a number."""
+
+    def __init__(self, keeps):
+        self.mean, self.calls, self.keeps = torch.ones(()), 0, keeps
+
+    def __call__(self, output, targets):
+        loss = F.cross_entropy(output, targets)
+        if self.keeps == "tensor":
+            self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        else:
+            self.calls += 1
+        return loss / self.mean
+
+
+class Centered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(CLASSES, dtype=torch.float64))
+
+    def forward(self, output, targets):
+        self.center = 0.9 * self.center + 0.1 * output.detach().mean(0)
+        return F.cross_entropy(output - self.center, targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"),
+    [
+        (Running("tensor"), "mean of a Running"),
+        (Running("number").__call__, "calls of a Running"),
+        (Centered(), "of a Cent"),
+    ],
+)
+def test_a_loss_that_keeps_something_is_not_fused_and_goes_on_without_members_values(loss, key):
+    task = Task(mlp, data(), loss, batch_size=16)
+    found = check(task, CONFIGS)
+    assert not found.ok
+    assert key in found.reason
+    fused = FusedTrainer(trainers(task))
+    results = fused.train_epoch()
+    assert fused.counts == [1] * 4
+    assert all(math.isfinite(result["loss"]) for result in results.values())
 
 
 def test_trials_are_grouped_by_batch_size_and_shape():
@@ -692,7 +776,7 @@ def test_check_catches_a_wrong_rule(monkeypatch):
 
 
 class Halved(nn.Module):
-    """Its forward halves what flows back into the first layer, with a hook that a fused call does not have."""
+    """A last layer that may start at zero; see ``halving`` for what goes wrong before it."""
 
     def __init__(self, width=16, silent=False):
         super().__init__()
@@ -701,15 +785,19 @@ class Halved(nn.Module):
             nn.init.zeros_(self.head.weight)
 
     def forward(self, x):
-        hidden = torch.relu(self.body(x))
-        if hidden.requires_grad:
-            hidden.register_hook(lambda gradient: gradient / 2)
-        return self.head(hidden)
+        return self.head(torch.relu(self.body(x)))
+
+
+def halving(members, x):
+    """A wrong rule for ``torch.relu``: of the gradient half is lost."""
+    half = torch.relu(members.front(x)) / 2
+    return members.wrap(half + half.detach())
 
 
 @pytest.mark.parametrize("kind", ["plain", "silent", "twin"])
-def test_check_sees_gradients_before_a_readout_that_starts_at_zero(kind):
+def test_check_sees_gradients_before_a_readout_that_starts_at_zero(monkeypatch, kind):
     """A narrow twin's does, and so do the last layers of many blocks: at their first step nothing flows back."""
+    monkeypatch.setitem(RULES, torch.relu, halving)
     task = make_task(lambda width=16: Halved(width, kind == "silent").double())
     if kind == "twin":
         task = task.narrowed(Shrink(2))

@@ -476,6 +476,33 @@ def test_generators_put_back_what_they_kept():
 # ------------------------------------------------------------------------------------- lanes of all sorts
 
 
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.body(x.mul_(0.5))
+
+
+def test_a_model_that_writes_into_its_inputs_does_so_for_its_lane():
+    def function(lane):
+        model = Writing().double()
+        model, optimizer = lane.prepare(model, sgd(model, lane.number))
+        losses = []
+        for rows in batches(3):
+            x = DATA[rows]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), LABELS[rows]) + x.square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return result(model, losses)
+
+    _, notes = assert_same(function, fused=False)
+    assert any("writes into its inputs" in note["reason"] for note in notes)
+
+
 def test_lanes_of_different_lengths_and_batch_sizes():
     def train(lane):
         model = net(0.1, norm=True)

@@ -97,12 +97,20 @@ def test_larger_batches_are_adjacent_smallest_ones_without_a_copy():
     assert step == 128 * 3 * 4  # adjacent rows
 
 
-def test_unshuffled_batches_are_views_of_the_data():
+@pytest.mark.parametrize("writes", [False, True])
+def test_unshuffled_batches_are_views_of_the_data_unless_they_are_written_to(monkeypatch, writes):
+    monkeypatch.setattr("penstock.train._loader._CHUNK_BYTES_CPU", 32 * 20)
     x, y = rows(100)
+    kept = x.clone()
     source = Preloaded((x, y), CPU)
-    for bx, _ in source.batches(32):
-        assert bx.untyped_storage().data_ptr() == source.leaves[0].untyped_storage().data_ptr()
     assert source.leaves[0].data_ptr() == x.data_ptr()  # on the same device nothing was copied at all
+    where = []
+    for bx, _ in source.batches(32):
+        where.append(bx.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())
+        if writes:
+            bx.mul_(2)
+    assert where == [False] + [not writes] * 3
+    assert torch.equal(x, kept)
 
 
 def test_every_position_is_equally_likely():

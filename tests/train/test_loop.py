@@ -136,6 +136,32 @@ def test_it_equals_a_hand_written_loop():
         assert torch.equal(value, final[key]), key
 
 
+class Writing(nn.Module):
+    """Scales its inputs where they lie, or makes new ones."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.body, self.in_place = nn.Linear(6, 3), in_place
+
+    def forward(self, x):
+        return self.body(x.mul_(0.5) if self.in_place else x * 0.5)
+
+
+def test_a_model_that_writes_into_its_inputs_spoils_neither_data_nor_looks():
+    given = make_data()
+    kept = given.train[0].clone(), given.val[0].clone()
+    tasks = [
+        Task(lambda config, w=w: Writing(w), given, F.cross_entropy, batch_size=16) for w in (False, True)
+    ]
+    plain, writing = (Trainer(task, {"lr": 0.1}, seed=1) for task in tasks)
+    batch = next(writing.data.train.batches(8))
+    assert writing.peek(batch) == writing.peek(batch)
+    for _ in range(2):
+        assert writing.train_epoch() == plain.train_epoch()
+    assert torch.equal(given.train[0], kept[0])
+    assert torch.equal(given.val[0], kept[1])
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_a_kill_at_any_step_and_a_resume_give_the_same_bits(tmp_path, optimizer):
     """Every step of 2 epochs x 4 steps is the last one in turn; step checkpoints every 1, 2 or never."""
@@ -402,6 +428,27 @@ def test_clipping_bounds_the_step():
     pairs = zip(before, trainer.model.parameters(), strict=True)
     moved = torch.cat([(a - b).flatten() for a, b in pairs]).norm().detach()
     assert float(moved) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_what_the_optimizer_does_not_train_has_no_part_in_clipping():
+    """Its gradients are never dropped: the norm of their sum grows, and the steps would get smaller and smaller."""
+
+    def weights(params, lr):
+        return torch.optim.SGD([p for p in params if p.dim() > 1], lr=lr)
+
+    def frozen(config):
+        model = net({})
+        for p in model.parameters():
+            p.requires_grad_(p.dim() > 1)
+        return model
+
+    tasks = [
+        Task(model, make_data(), F.cross_entropy, optimizer=weights, batch_size=16, clip_norm=0.1)
+        for model in (frozen, lambda config: net({}))
+    ]
+    wanted, found = (Trainer(task, {"lr": 0.1}, seed=1) for task in tasks)
+    for _ in range(2):
+        assert found.train_epoch() == wanted.train_epoch()
 
 
 def test_mixed_precision_trains_in_bfloat16_on_a_cpu():
@@ -685,6 +732,13 @@ def test_a_checkpoint_of_another_model_is_refused():
 def numbers(dtype=torch.float32, n=64):
     x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0), dtype=dtype)
     return (x, x.sum(1).float()), (x, x.sum(1).float())
+
+
+def test_a_loss_with_tensors_of_its_own_goes_where_the_model_is():
+    task = Task(net, make_data(), nn.CrossEntropyLoss(weight=torch.ones(3)))
+    trainer = Trainer(task, {"lr": 0.1}, seed=1, device="meta")
+    inputs, targets = next(trainer.data.train.batches(8))
+    assert task.loss(trainer.model(inputs), targets).device == trainer.device
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, nn.MSELoss()])

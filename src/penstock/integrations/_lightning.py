@@ -42,6 +42,8 @@ class LightningCallback(TrainingCallback, Callback):
         sensors: What to meter, without a run; None: what there is.
     """
 
+    _followed = False
+
     @property
     def ckpt_path(self) -> str | None:
         """What ``Trainer.fit(ckpt_path=...)`` goes on from: the trial's checkpoint as a file, or None."""
@@ -59,6 +61,17 @@ class LightningCallback(TrainingCallback, Callback):
         loader = trainer.train_dataloader
         size = (getattr(loader, "batch_size", None) or 0) * trainer.world_size
         self._training.begin(task=type(pl_module).__name__, batch_size=size)
+        self._leave(pl_module)
+        # A callback's own turn at the end of an epoch is before the module's, which may log metrics then.
+        own = pl_module.on_train_epoch_end
+
+        def then_report() -> Any:
+            told = own()
+            self._close_epoch(trainer)
+            return told
+
+        pl_module.on_train_epoch_end = then_report
+        self._followed = True
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -66,7 +79,7 @@ class LightningCallback(TrainingCallback, Callback):
         """Tell of an iteration."""
         self._training.iteration(_samples(batch) * trainer.world_size)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def _close_epoch(self, trainer: Any) -> None:
         """Report the epoch; end the training if the study wants it to."""
         self._training.report(
             trainer.callback_metrics, (lambda: self._dumped(trainer)) if self._checkpoint else None
@@ -77,7 +90,14 @@ class LightningCallback(TrainingCallback, Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Restore the power limits; say if nothing could be reported."""
+        self._leave(pl_module)
         self._training.finish()
+
+    def _leave(self, pl_module: Any) -> None:
+        """Let the module have its own end of an epoch back."""
+        if self._followed:
+            vars(pl_module).pop("on_train_epoch_end", None)
+            self._followed = False
 
     def _dumped(self, trainer: Any) -> dict[str, bytes]:
         """The Trainer's checkpoint as bytes."""
@@ -92,6 +112,7 @@ class LightningCallback(TrainingCallback, Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Restore the power limits."""
+        self._leave(pl_module)
         self._training.end()
 
 

@@ -90,7 +90,8 @@ class TransformersCallback(TrainingCallback, TrainerCallback):
 
     def _close(self, metrics: dict[str, Any], args: Any, state: Any, control: Any) -> None:
         if self._checkpoint and control.should_save:
-            self._waiting = metrics  # the Trainer saves after it has evaluated
+            # The Trainer saves after it has evaluated, and evaluates each of several datasets by itself.
+            self._waiting = {**(self._waiting or {}), **metrics}
             return
         self._report(metrics, control, None)
 

@@ -18,7 +18,7 @@ from penstock.core.errors import Unsupported
 from penstock.model._ops import Draws, Members, PerMember
 from penstock.model._ops._attention import masks_as_given
 from penstock.model._parametrize import Multiply
-from penstock.model._stack import Stack
+from penstock.model._stack import Stack, overlapping
 
 _INTERNAL = frozenset(
     {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
@@ -202,10 +202,13 @@ class Fusion:
     def _dressed(self, members: Members, rows: Sequence[int] | None) -> Iterator[list[Tensor]]:
         """The template with the members' tensors in the places of its own."""
         index = None if rows is None else torch.tensor(list(rows), device=self.stack.flat.device)
-        put = [
-            members.wrap(stacked if index is None else stacked.index_select(0, index))
-            for _, stacked in self.stack.tensors
-        ]
+        tensors = self.stack.tensors
+        # One tensor for all names of a tied weight: whoever goes through the parameters is to meet it once.
+        single = {
+            id(stacked): members.wrap(stacked if index is None else stacked.index_select(0, index))
+            for stacked in dict.fromkeys(stacked for _, stacked in tensors)
+        }
+        put = [single[id(stacked)] for _, stacked in tensors]
         for (place, key, _), tensor in zip(self._places, put, strict=True):
             place[key] = tensor
         for recurrent in self._recurrent:  # they keep their weights in a second place
@@ -231,12 +234,15 @@ class Fusion:
 
     def _collect(self, members: Members, put: list[Tensor], rows: Sequence[int] | None) -> None:
         """Buffers that the forward replaced instead of updating in place; with copies, whatever it changed."""
-        parameters = len(put) - len(self.stack._buffers)
+        parameters = len(put) - sum(map(len, self.stack._buffers))
+        tied = {name for names in self.stack._buffers if len(names) > 1 for name in names}
         targets = self.stack.tensors
         for at, ((place, key, name), tensor) in enumerate(zip(self._places, put, strict=True)):
             now = place[key]
             if rows is None and (at < parameters or now is tensor):
                 continue
+            if name in tied and now is not tensor:
+                raise Unsupported(f"the forward replaces the buffer {name}, which has other names, too")
             # Batch norm changes its statistics without leaving a mark, all that changes weights leaves one.
             if at < parameters and not members.below(now)[0]._version:
                 continue
@@ -290,6 +296,12 @@ def unfusable(module: nn.Module) -> str | None:
             return f"{path or 'the model'} is a TorchScript module"
         if hasattr(layer, "_orig_mod"):
             return f"{path or 'the model'} is compiled; make the plain one"
+    for path, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{path} is complex, and fused optimizers take real numbers"
+    views = overlapping(module)
+    if views is not None:
+        return f"{views} share memory without being one parameter"
     hooked = _hooked(module)
     return None if hooked is None else f"{hooked} has hooks, which would see all members at once"
 

@@ -379,7 +379,7 @@ class FusedLanes:
             ):
                 result = self.fusion(_caller(first, real), *given, rows=rows)
             leaves, spec = pytree.tree_flatten(result)
-            _verify(leaves, watch)
+            _verify(leaves, watch, given)
         except Unsupported:
             with torch.no_grad():
                 for stacked, old in before:
@@ -561,8 +561,10 @@ class FusedLanes:
 
     def _compare(self, members: Sequence[Member], calls: Sequence[Call], dtype: torch.dtype | None) -> float:
         def cast(leaf: Any) -> Any:
-            floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-            return leaf.detach().to(dtype) if floating and dtype is not None else leaf
+            if not isinstance(leaf, Tensor):
+                return leaf
+            own = leaf.detach().clone()  # a model may write into its inputs
+            return own.to(dtype) if own.is_floating_point() and dtype is not None else own
 
         _, _, flags, grad, autocast, _ = calls[0].signature
         if dtype is not None:
@@ -599,7 +601,7 @@ class FusedLanes:
         drawn = generators()
         with torch.set_grad_enabled(grad), _casting(device, autocast):
             fused = pytree.tree_leaves(fusion(_caller(cut[0], real), *stacked))
-            _verify(fused, watch)
+            _verify(fused, watch, stacked)
             if drawn != generators():
                 raise Unsupported(DRAWS)
             backs = [
@@ -693,8 +695,8 @@ def alike(
     return [group for group in groups if len(group) > 1], reasons
 
 
-def _verify(leaves: Sequence[Any], watch: Watch) -> None:
-    """The forward must have given all it has to say in what it returns.
+def _verify(leaves: Sequence[Any], watch: Watch, given: Sequence[Tensor]) -> None:
+    """The forward must have given all it has to say in what it returns; ``given`` are copies of its lanes' inputs.
 
     Raises:
         Unsupported: It has not.
@@ -706,6 +708,8 @@ def _verify(leaves: Sequence[Any], watch: Watch) -> None:
     if found is not None:
         watch.restore()
         raise shared(*found)
+    if any(tensor._version for tensor in given):
+        raise Unsupported("the model writes into its inputs, which its lane may go on with")
 
 
 def _caller(call: Call, real: Sequence[int]) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ class Stack:
             raise Unsupported("the model has no parameters to train")
         dtype, device = next(iter(kinds))
         self._frozen = frozen
-        self._buffers = _buffer_names(first)
+        self._buffers = _buffers(first)
         self.flat = torch.empty((len(modules), column), dtype=dtype, device=device)
         self.others: dict[str, Tensor] = {}
         with torch.no_grad():
@@ -85,7 +85,7 @@ class Stack:
                 self.others[tied[0]] = torch.stack(
                     [dict(m.named_parameters(remove_duplicate=False))[tied[0]].detach() for m in modules]
                 )
-            for name in self._buffers:
+            for name, *_ in self._buffers:
                 self.others[name] = torch.stack([_buffer(m, name).detach() for m in modules])
         self.leaves: list[Tensor] = []
         self._bind()
@@ -101,7 +101,9 @@ class Stack:
         ]
         for tied in self._frozen:
             found += [(name, self.others[tied[0]]) for name in tied]
-        return found + [(name, self.others[name]) for name in self._buffers]
+        for tied in self._buffers:
+            found += [(name, self.others[tied[0]]) for name in tied]
+        return found
 
     @property
     def groups(self) -> list[tuple[int, int]]:
@@ -166,7 +168,7 @@ class Stack:
                     own[slot.names[0]].data = self.view(row, slot)
                 for tied in self._frozen:
                     own[tied[0]].data = self.others[tied[0]][member]
-                for name in self._buffers:
+                for name, *_ in self._buffers:
                     _buffer(module, name).data = self.others[name][member]
 
 
@@ -183,14 +185,43 @@ def _buffer(module: nn.Module, name: str) -> Tensor:
     return found
 
 
-def _buffer_names(module: nn.Module) -> list[str]:
-    """A name for each place of a buffer: a layer that is used under two names has one place."""
-    return [
-        f"{path}.{key}" if path else key
-        for path, sub in module.named_modules()
-        for key, buffer in sub._buffers.items()
-        if buffer is not None
-    ]
+def _buffers(module: nn.Module) -> list[tuple[str, ...]]:
+    """The names of each buffer, one for each place: a layer that is used under two names has one place."""
+    found: dict[int, list[str]] = {}
+    for path, sub in module.named_modules():
+        for key, buffer in sub._buffers.items():
+            if buffer is not None:
+                found.setdefault(id(buffer), []).append(f"{path}.{key}" if path else key)
+    return [tuple(names) for names in found.values()]
+
+
+def overlapping(module: nn.Module) -> str | None:
+    """A parameter in whose memory something else of the model lies that is not the same parameter, and what; or None.
+
+    ``nn.Parameter(other.weight)`` and ``layer.weight.data`` are such views. The stack would part them.
+    """
+    parameters = dict(module.named_parameters())
+    named: list[tuple[str, Tensor]] = [*parameters.items(), *module.named_buffers()]
+    for path, sub in module.named_modules():
+        named += [
+            (f"{path}.{key}" if path else key, x) for key, x in vars(sub).items() if isinstance(x, Tensor)
+        ]
+    found = [(name, span) for name, x in named if (span := _span(x)) is not None]
+    before, end = "", 0
+    for name, (start, stop) in sorted(found, key=lambda each: each[1]):
+        if start < end and (name in parameters or before in parameters):
+            return f"{before} and {name}"
+        if stop > end:
+            before, end = name, stop
+    return None
+
+
+def _span(x: Tensor) -> tuple[int, int] | None:
+    """The addresses between which a tensor lies; None where it lies nowhere."""
+    if not x.numel() or x.layout is not torch.strided or x.is_meta:
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _names(module: nn.Module) -> list[tuple[nn.Parameter, tuple[str, ...]]]:
@@ -226,7 +257,10 @@ def _same_tensors(modules: Sequence[nn.Module]) -> None:
             ((n,), tuple(b.shape), b.dtype, b.device, False)
             for n, b in module.named_buffers(remove_duplicate=False)
         ]
-        return parameters + buffers
+        ties: list[tuple[object, ...]] = [
+            (names, "one", "buffer") for names in _buffers(module) if len(names) > 1
+        ]
+        return parameters + buffers + ties
 
     wanted = facts(modules[0])
     for number, module in enumerate(modules[1:], 1):

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from penstock.core.errors import Unsupported
 from penstock.model._fuse import Fusion
 from penstock.model._optimize import FusedOptimizer
-from penstock.model._watch import DRAWS, Watch, generators, shared
+from penstock.model._watch import DRAWS, Watch, behind, generators, shared
 
 _TRIVIAL = frozenset({"detach", "alias"})
 _SHAPES = frozenset({"view", "_unsafe_view", "expand"})
@@ -73,6 +73,7 @@ class FusedStep:
         optimizer: Their optimizers.
         function: ``function(model, inputs, targets)`` gives a member's loss.
         autocast: The type of mixed precision, or None.
+        beside: What the function is made of beside the model (a loss), which members share.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class FusedStep:
         function: Callable[..., Tensor],
         *,
         autocast: torch.dtype | None = None,
+        beside: Sequence[Any] = (),
     ) -> None:
         self.fusion = fusion
+        self.beside = list(beside)
         self.optimizer = optimizer
         self.function = function
         self.autocast = autocast
@@ -129,10 +132,11 @@ class FusedStep:
             Unsupported: They can't.
         """
         modules = list(self.fusion._template.modules())
-        with self._aside():
+        others = list({id(each): each for part in self.beside for each in behind(part)}.values())
+        with self._aside(), _put_back(others):
             for _ in range(2):
-                watch, drawn = Watch(modules), generators()
-                self._differentiate(inputs, targets)
+                watch, drawn = Watch(modules, others), generators()
+                self._differentiate(*_copied(inputs, targets))
                 if draws and drawn != generators():
                     raise Unsupported(DRAWS)
                 if watch.settled():
@@ -160,7 +164,7 @@ class FusedStep:
         with self._aside():
             before = [tensor.detach().clone() for tensor in self._state()]  # a forward may change it
             with self.fusion.draws.record():
-                losses, gradients = self._differentiate(inputs, targets)
+                losses, gradients = self._differentiate(*_copied(inputs, targets))
             draws = self.fusion.draws
             if draws.opaque:
                 raise Unsupported("the model draws random numbers other than dropout masks")
@@ -185,7 +189,8 @@ class FusedStep:
 
             run = compiled(graphs[-1])
             with self._aside():  # inductor compiles on the first call
-                run(*(tensor.clone() for tensor in self._state()), *self._batch(inputs, targets), *masks)
+                given = *self._state(), *self._batch(inputs, targets)
+                run(*(tensor.clone() for tensor in given), *masks)
         else:
             run = _bound(graphs[-1], self._state())
         seconds = time.perf_counter() - begin_s
@@ -228,7 +233,7 @@ class FusedStep:
         """Whether a recording runs and, where no masks are drawn, gives these losses for this state."""
         try:
             with torch.no_grad():
-                found = graph(*(tensor.clone() for tensor in state), *batch, *masks)
+                found = graph(*(tensor.clone() for tensor in (*state, *batch)), *masks)
         except Exception:
             return False
         return bool(masks) or torch.allclose(found, losses, rtol=1e-2, atol=1e-5, equal_nan=True)
@@ -275,8 +280,8 @@ class FusedStep:
                 stack.flat, stack.leaves, optimizer.steps, stack.others, optimizer.state = kept
                 optimizer.numbers, optimizer.clip = kept_numbers, kept_clip
 
-        given = [tensor.detach().clone() for tensor in self._state()]
-        given += [*self._batch(inputs, targets), *masks]
+        given = [tensor.detach().clone() for tensor in (*self._state(), *self._batch(inputs, targets))]
+        given += masks
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -310,12 +315,28 @@ class FusedStep:
             draws.opaque = opaque
 
 
+@contextmanager
+def _put_back(others: Sequence[Any]) -> Iterator[None]:
+    """Let no member's values stay in objects that trials use one after another, if a look at them fails."""
+    watch = Watch((), others)
+    try:
+        yield
+    except BaseException:
+        watch.restore()
+        raise
+
+
 def _leaves(inputs: Any, targets: Any) -> Sequence[Any]:
     """What a batch consists of; at every step of the smallest networks, so the usual two tensors come first."""
     if type(inputs) is Tensor and type(targets) is Tensor:
         return inputs, targets
     leaves: list[Any] = pytree.tree_leaves((inputs, targets))
     return leaves
+
+
+def _copied(inputs: Any, targets: Any) -> Any:
+    """A batch for a look: a forward may write into its inputs, which the step itself is to see as they were."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, (inputs, targets))
 
 
 def _shapes(inputs: Any, targets: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 import types
@@ -46,15 +47,18 @@ class Watch:
 
     Args:
         modules: All layers of a model.
+        others: Objects that a forward or a loss uses beside the model. Of layers among them tensors are watched, too.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.modules = list(modules)
+    def __init__(self, modules: Iterable[nn.Module], others: Iterable[Any] = ()) -> None:
+        beside = list(others)
+        self.modules: list[Any] = [*modules, *beside]
         self.held: list[dict[str, Any]] = [dict(vars(module)) for module in self.modules]
-        self._inside: list[tuple[Any, Any, nn.Module, str]] = []
+        self._inside: list[tuple[Any, Any, Any, str]] = []
         seen = {
             id(t)
             for module in self.modules
+            if isinstance(module, nn.Module)
             for table in (module._parameters, module._buffers)
             for t in table.values()
         }
@@ -62,8 +66,14 @@ class Watch:
             for key, value in held.items():
                 if key not in _TABLES and not key.endswith("_hooks"):
                     self._look(value, module, key, seen)
+        for layer in beside:
+            for table in (layer._parameters, layer._buffers) if isinstance(layer, nn.Module) else ():
+                self._keep(table, layer, "a tensor")
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        self._inside.append((tensor, _version(tensor), layer, key))
 
-    def _look(self, value: Any, module: nn.Module, key: str, seen: set[int]) -> None:
+    def _look(self, value: Any, module: Any, key: str, seen: set[int]) -> None:
         todo = [value]
         while todo:
             value = todo.pop()
@@ -83,10 +93,10 @@ class Watch:
                 self._keep(vars(value), module, key)
                 todo += vars(value).values()
 
-    def _keep(self, value: Any, module: nn.Module, key: str) -> None:
+    def _keep(self, value: Any, module: Any, key: str) -> None:
         self._inside.append((value, copy.copy(value) if len(value) < _LONG else len(value), module, key))
 
-    def odd(self) -> tuple[nn.Module, str] | None:
+    def odd(self) -> tuple[Any, str] | None:
         """A layer and the name of an attribute that is not what it was; None: all are."""
         for module, held in zip(self.modules, self.held, strict=True):
             if not _same(module.__dict__, held):
@@ -125,6 +135,37 @@ class Watch:
         return False
 
 
+def behind(function: Any) -> list[Any]:
+    """The objects that a function keeps something in: itself, what it is a method of, what it takes from around it.
+
+    Of a model all its layers.
+    """
+    found: dict[int, Any] = {}
+    todo = [function]
+    while todo:
+        value = todo.pop()
+        if id(value) in found:
+            continue
+        if isinstance(value, nn.Module):
+            found |= {id(layer): layer for layer in value.modules()}
+        elif isinstance(value, types.MethodType):
+            todo.append(value.__self__)
+        elif isinstance(value, functools.partial):
+            todo += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, types.FunctionType):
+            todo += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        elif _is_plain(value):
+            found[id(value)] = value
+    return list(found.values())
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value is an object of somebody's own that holds others."""
     if isinstance(value, _CODE) or not hasattr(value, "__dict__"):
@@ -151,7 +192,7 @@ def _odd(now: dict[str, Any], before: dict[str, Any]) -> str:
     return "an attribute"
 
 
-def shared(module: nn.Module, key: str) -> Unsupported:
+def shared(module: Any, key: str) -> Unsupported:
     """The error for an attribute that a forward sets."""
     return Unsupported(f"the forward sets {key} of a {type(module).__name__}, which members would share")
 
@@ -165,4 +206,4 @@ def generators() -> tuple[Any, ...]:
     return random.getstate(), words.tobytes(), position, *rest
 
 
-__all__ = ["DRAWS", "Watch", "generators", "shared"]
+__all__ = ["DRAWS", "Watch", "behind", "generators", "shared"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.core.errors import MissingDependency
 
+_FAR = 1e300
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 _SYMBOLS = {"circle": "o", "x": "x", "circle-open": "o"}
 
@@ -147,7 +148,10 @@ def _bars(trace: Mapping[str, Any], axes: Any, rows: Sequence[str]) -> None:
 
 
 def _number(value: Any) -> Any:
-    return float("nan") if value is None else value
+    """None as a gap; matplotlib can't make ticks where the difference of two numbers is infinite."""
+    if value is None:
+        return float("nan")
+    return max(-_FAR, min(_FAR, value)) if isinstance(value, float) else value
 
 
 def _plain(text: str) -> str:

@@ -211,7 +211,7 @@ class Crew:
         """``Trainer.run_steps`` over the crew: the same steps within rounding."""
         import torch
 
-        from penstock.train._loop import _forward, _rows
+        from penstock.train._loop import _forward, _rows, trained_by
 
         task, model, optimizer = trainer.task, trainer.model, trainer.optimizer
         forward = task.forward or _forward
@@ -244,7 +244,7 @@ class Crew:
                 if scaler is not None and clip is not None:
                     scaler.unscale_(optimizer)
                 if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(trained_by(optimizer), clip)
                 if scaler is None:
                     optimizer.step()
                 else:
@@ -449,12 +449,13 @@ def _passed(trainer: Trainer, inputs: Any) -> tuple[Any, dict[str, Tensor], list
     """A batch's outputs, weights and buffers after it, and the states of the generators; leaves no trace."""
     import torch
 
+    from penstock.train._loader import copied
     from penstock.train._loop import _forward, no_trace, random_state
 
     model = trainer.model
     with no_trace(model, trainer.device):
         with torch.no_grad(), trainer._autocast():
-            output = (trainer.task.forward or _forward)(model, inputs)
+            output = (trainer.task.forward or _forward)(model, copied(inputs))
         drawn = [
             after.tolist()
             for name, after in random_state(trainer.device).items()
@@ -494,12 +495,13 @@ def _loss_by_parts(
     """
     import torch
 
+    from penstock.train._loader import copied
     from penstock.train._loop import _forward, no_trace
 
     task, model = trainer.task, trainer.model
     bounds = [(rank * rows // size, (rank + 1) * rows // size) for rank in range(size)]
     with no_trace(model, trainer.device), torch.no_grad(), trainer._autocast():
-        output = (task.forward or _forward)(model, inputs)
+        output = (task.forward or _forward)(model, copied(inputs))
         for truth in _truths(trainer, targets, rows):
             loss = task.loss(output, truth)
             parts = []

@@ -33,6 +33,7 @@ from penstock.train._loop import (
     seed_everything,
     set_random_state,
     train,
+    trained_by,
 )
 
 if TYPE_CHECKING:
@@ -194,7 +195,9 @@ class _Group:
             value: Tensor = loss(forward(model, inputs), targets)
             return value.reshape(())
 
-        self.step = FusedStep(self.fusion, self.optimizer, function, autocast=first.dtype)
+        self.step = FusedStep(
+            self.fusion, self.optimizer, function, autocast=first.dtype, beside=(loss, forward)
+        )
         self.step.steady = self._kind() in _steady.get(task, ())
         self.form = Form.PLAIN
         self._compile = compile
@@ -500,7 +503,7 @@ def _alone(trainer: Trainer) -> str | None:
 
 
 def _likeness(trainer: Trainer) -> tuple[Any, ...]:
-    """What fused trainers must agree on: shapes, batch size, data, optimizer."""
+    """What fused trainers must agree on: shapes, batch size, data, optimizer and its groups."""
     parameters = tuple(
         (name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in trainer.model.named_parameters()
     )
@@ -516,7 +519,14 @@ def _likeness(trainer: Trainer) -> tuple[Any, ...]:
         parameters,
         type(trainer.optimizer),
         flags,
+        _group_members(trainer),
     )
+
+
+def _group_members(trainer: Trainer) -> tuple[frozenset[str | None], ...]:
+    """Which parameters each group of the optimizer has: a configuration may choose a layer that gets its own rate."""
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    return tuple(frozenset(names.get(id(p)) for p in g["params"]) for g in trainer.optimizer.param_groups)
 
 
 def _batches(trainers: Sequence[Trainer]) -> Iterator[Any]:
@@ -864,7 +874,7 @@ def _check(
     group.optimizer.step(gradients)
     for number, (trainer, other) in enumerate(zip(alone, together, strict=True)):
         if trainer.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.clip_norm)
+            torch.nn.utils.clip_grad_norm_(trained_by(trainer.optimizer), trainer.clip_norm)
         trainer.optimizer.step()
         state = other.model.state_dict()
         pairs += [(name, number, value, state[name]) for name, value in trainer.model.state_dict().items()]

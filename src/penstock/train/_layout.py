@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import InvalidInput
+from penstock.train._loader import copied
 
 if TYPE_CHECKING:
     from penstock.train._loop import Trainer
@@ -133,7 +134,7 @@ def _look(trainer: Trainer, batch: Any, forward: Callable[..., Any], *, backward
     """The loss of a step on ``batch`` that leaves no trace in buffers, gradients and generators."""
     from penstock.train._loop import no_trace
 
-    inputs, targets = batch
+    inputs, targets = copied(batch)
     model = trainer.model
     with no_trace(model, trainer.device):
         with torch.enable_grad(), trainer._autocast():

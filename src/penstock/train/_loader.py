@@ -87,6 +87,12 @@ def flatten(tree: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]
     return leaves, walk(tree)
 
 
+def copied(batch: Any) -> Any:
+    """A batch for a look at it: a model may write into its inputs, and the step that follows wants them unchanged."""
+    leaves, rebuild = flatten(batch)
+    return rebuild([leaf.clone() for leaf in leaves])
+
+
 def _tensor(node: Any) -> Tensor:
     if isinstance(node, int | float):
         return torch.as_tensor(node)
@@ -190,10 +196,13 @@ class Preloaded(Source):
 
     def chunks(self, order: Tensor | None, rows: int, first: int) -> Iterator[Sequence[Tensor]]:
         if order is None:
-            if first:
-                yield from zip(*(_split(leaf[first * rows :], rows) for leaf in self.leaves), strict=True)
-            else:
-                yield from zip(*(_split(leaf, rows) for leaf in self.leaves), strict=True)
+            # A model may write into its inputs, and these are every trial's. Who does is seen at the first rows, of
+            # which it gets a copy; it then gets copies of all.
+            copies = True
+            for parts in zip(*(_split(leaf[first * rows :], rows) for leaf in self.leaves), strict=True):
+                given = [part.clone() for part in parts] if copies else list(parts)
+                yield given
+                copies = copies and any(part._version for part in given)
             return
         indices = _split(order.to(self.device), rows)
         # Two buffers in turn: writing over a batch that is still in use would be seen by nobody.

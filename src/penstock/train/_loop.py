@@ -25,7 +25,7 @@ from torch import Tensor
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
 from penstock.train._layout import lay_out
-from penstock.train._loader import Loaded, Source, derive, flatten, order_of
+from penstock.train._loader import Loaded, Source, copied, derive, flatten, order_of
 from penstock.train._seeding import seed_torch
 from penstock.train._threads import Pace, paced
 
@@ -197,6 +197,10 @@ class Trainer:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
         self.model: torch.nn.Module = model.to(self.device)
+        if isinstance(
+            task.loss, torch.nn.Module
+        ):  # with weights of classes, made where nobody knew of the device
+            task.loss.to(self.device)
         if any(torch.nn.parameter.is_lazy(p) for p in self.model.parameters()):
             self._materialise()
         self._needs_lr = lr is None and lr_is_found and "lr" not in self.config
@@ -335,6 +339,7 @@ class Trainer:
         schedule = self.schedule if self._per_step else None
         keep, tell = losses.append, self.on_iteration
         plain = dtype is None and scaler is None
+        trained = trained_by(optimizer)
         if not (self._checked and self._laid_out):
             batches = self._check_first(batches, forward)
         if self.pace is not None:
@@ -349,13 +354,13 @@ class Trainer:
             if scaler is None:
                 loss.backward()
                 if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(trained, clip)
                 step()
             else:
                 scaler.scale(loss).backward()
                 if clip is not None:
                     scaler.unscale_(optimizer)
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(trained, clip)
                 scaler.step(optimizer)
                 scaler.update()
             if schedule is not None:
@@ -369,7 +374,7 @@ class Trainer:
 
     def peek(self, batch: Any) -> float:
         """The loss of one batch as training sees it (dropout on), without a step."""
-        inputs, targets = batch
+        inputs, targets = copied(batch)
         forward = self.task.forward or _forward
         with torch.no_grad(), self._autocast():
             return float(self.task.loss(forward(self.model, inputs), targets))
@@ -386,7 +391,7 @@ class Trainer:
             yield batch
 
     def _check_loss(self, batch: Any, forward: Callable[..., Any]) -> None:
-        inputs, targets = batch
+        inputs, targets = copied(batch)
         name = getattr(self.task.loss, "__name__", type(self.task.loss).__name__)
         with no_trace(self.model, self.device), torch.enable_grad(), self._autocast():
             try:
@@ -665,6 +670,14 @@ class Trainer:
         self._held = None if held is None else dict(held)
         # A loss that has trained it needs no look, which takes a forward at every promotion, pause and resize.
         self._checked = self.epoch > 0 or self.step > 0
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that an optimizer trains, whose gradients it drops after each step.
+
+    Those of others add up, and have no part in the norm that is clipped.
+    """
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:

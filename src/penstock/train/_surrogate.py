@@ -28,7 +28,7 @@ from penstock.model import (
     shrink,
     without_compiler,
 )
-from penstock.train._loader import derive
+from penstock.train._loader import copied, derive
 from penstock.train._loop import _forward, private_randomness, seed_everything
 
 if TYPE_CHECKING:
@@ -187,6 +187,8 @@ def check(task: Task, config: Config, *, threads: int | None = None) -> tuple[Co
         batch for batch, _ in zip(data.train.batches(size), range(surrogate.shrink.steps), strict=False)
     ]
 
+    forward = task.forward or _forward
+
     def make(divisor: float, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         other = task.at(surrogate.at(divisor))
         seed_everything(derive(seed, "check"))
@@ -205,7 +207,7 @@ def check(task: Task, config: Config, *, threads: int | None = None) -> tuple[Co
                 task.loss,
                 divisors=surrogate.shrink.divisors,
                 steps=surrogate.shrink.steps,
-                forward=task.forward or _forward,
+                forward=lambda model, inputs: forward(model, copied(inputs)),  # all read the same batches
             )
         finally:
             torch.set_num_threads(before)

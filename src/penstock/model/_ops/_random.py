@@ -37,7 +37,19 @@ def _dropout(
 ) -> Any:
     if not training:
         return input
+    if inplace and max(rates(members, p)) > 0.0:
+        own = _writable(members, input)
+        own.mul_(members.draws.noise(own, rates(members, p)))
+        return input
     return members.wrap(dropped(members, members.spread(input), p))
+
+
+def _writable(members: Members, x: Tensor) -> Tensor:
+    """The stacked tensor of a function that works in place, members first: who holds it sees the result."""
+    stacked = members.front(x)
+    if stacked is None:
+        raise refuse("a dropout in place writes into a tensor that all members share")
+    return stacked
 
 
 @rule(torch.dropout)
@@ -52,6 +64,10 @@ def _feature_dropout(rank: int) -> Callable[..., Any]:
         if not training:
             return input
         own = rates(members, p)
+        if inplace and max(own) > 0.0:
+            plain = drop(members, input, p)
+            _writable(members, input).copy_(members.spread(plain))
+            return input
         if input.dim() != rank + 2:
             each = members.wrap(torch.tensor(own, dtype=torch.float64))
             return members.each(_PLAIN[rank], (input, each, training), {}, random=True)

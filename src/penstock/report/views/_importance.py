@@ -86,9 +86,19 @@ def importance_figure(data: dict[str, Any]) -> Figure:
     )
 
 
+def _within(values: list[float]) -> list[float]:
+    """Values over a power of 2, so that the largest is about 1: shares stay as they are, and squares are finite.
+
+    A trial that diverged may have a loss of 1e200, and must not take the report with it.
+    """
+    _, exponent = math.frexp(max(map(abs, values)))
+    return [math.ldexp(value, -exponent) for value in values]
+
+
 def _assess(given: dict[str, Any], distributions: dict[str, Any]) -> tuple[str, dict[str, float]]:
     import optuna
 
+    values = _within([value for _, value in given["trials"]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna marks evaluators as experimental
         before = optuna.logging.get_verbosity()
@@ -102,7 +112,7 @@ def _assess(given: dict[str, Any], distributions: dict[str, Any]) -> tuple[str, 
                         distributions={name: entry[0] for name, entry in distributions.items()},
                         value=value,
                     )
-                    for config, value in given["trials"]
+                    for (config, _), value in zip(given["trials"], values, strict=True)
                 ]
             )
             method, evaluator = _evaluator(optuna)
