@@ -125,21 +125,18 @@ BENCHMARKS = (
         "flagship",
         script("flagship", "--figure", "docs/images/flagship-ablation.png"),
         ("flagship_ablation",),
-        long=True,
         rehearsal=(*tiny("--seeds 1 --max-epochs 3 --iterations 1 --figure"), f"{SCRATCH}/flagship.png"),
     ),
     Benchmark(
         "defaults_digits",
         script("defaults", "digits"),
         ("defaults_digits",),
-        long=True,
         rehearsal=tiny("--seeds 1 --seconds 8"),
     ),
     Benchmark(
         "defaults_characters",
         script("defaults", "characters"),
         ("defaults_characters",),
-        long=True,
         rehearsal=tiny("--seeds 1 --seconds 8"),
     ),
     Benchmark(
@@ -147,7 +144,6 @@ BENCHMARKS = (
         script("defaults", "fashion", "--data", str(FASHION)),
         ("defaults_fashion",),
         data="fashion-mnist",
-        long=True,
         rehearsal=tiny("--seeds 1 --seconds 8"),
     ),
     Benchmark(
