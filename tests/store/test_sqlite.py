@@ -553,3 +553,8 @@ def test_errors_are_penstocks(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"study\.db"):
             list(store.read(study))
     assert not path.exists()
+
+
+def test_a_name_that_no_file_can_have_is_said(tmp_path):
+    with pytest.raises(StoreError, match=r"can't be looked at: File name too long\. Give another path"):
+        open_store(tmp_path / f"{'a' * 300}.db", write=True)

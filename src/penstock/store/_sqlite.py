@@ -297,7 +297,11 @@ def _check_ours(connection: sa.Connection, url: str) -> None:
 
 def _check_path(path: Path, *, write: bool) -> None:
     """Say what is wrong with a path before SQLite touches it."""
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise StoreError(f"{path} can't be looked at: {error.strerror}. Give another path.") from error
+    if folder:
         raise StoreError(f"{path} is a folder. Give the path of a file in it, e.g. {path / 'study.db'}.")
     if not path.parent.is_dir():
         if path.parts[0].startswith("~"):  # mkdir in a shell would mean another folder
