@@ -29,7 +29,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports --no-cache
 
 unit: $(VENV)/.dev ## All tests
-	$(BIN)/python -m pytest -n 4 --dist loadscope
+	$(BIN)/python -m pytest -n 3 --dist loadscope
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix src tests examples benchmarks tools

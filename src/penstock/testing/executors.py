@@ -112,7 +112,8 @@ class Drive:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"Not enough after {DEADLINE_S} s: {self.events[-20:]}")
             self.fill()
-            self.poll()
+            if not self.poll() and not enough():  # with nothing under way a poll doesn't wait
+                time.sleep(0.002)
 
     def finish(self, ends: int) -> list[Event]:
         """Run until ``ends`` segments have ended."""
