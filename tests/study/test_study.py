@@ -2,7 +2,9 @@
 
 import gc
 import math
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -609,3 +611,21 @@ def test_a_study_that_never_had_a_trial_leaves_its_name_free(tmp_path):
         study().run()
     with open_store(tmp_path / "s.db", write=False) as store:
         assert [entry.name for entry in store.studies()] == ["mine"]
+
+
+def test_a_study_begins_whatever_the_others_of_its_store_are(tmp_path):
+    """Their descriptions are not read: hundreds of them took megabytes, and a damaged one hindered all others."""
+    store = tmp_path / "s.db"
+    options = {
+        "minimize": "loss",
+        "executor": pk.Simulated(),
+        "scheduler": pk.Full(trials=1, epochs=1),
+        "store": store,
+    }
+    pk.Study(curve, SPACE, name="first", **options).run(view=None)
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("UPDATE penstock_studies SET spec = '{'")
+    pk.Study(curve, SPACE, name="second", **options).run(view=None)
+    pk.Study(curve, SPACE, **options).run(view=None)
+    with open_store(store, write=False) as opened:
+        assert opened.names() == {"first", "second", "curve"}

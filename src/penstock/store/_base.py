@@ -61,6 +61,10 @@ class Store(ABC):
         """All studies, oldest first."""
 
     @abstractmethod
+    def names(self) -> set[str]:
+        """The names of all studies: to know these, nothing else of the studies need be read."""
+
+    @abstractmethod
     def create(self, name: str, spec: Mapping[str, Any], work: bytes | None) -> StudyEntry:
         """Add a study. ``work`` is its pickled training function.
 

@@ -78,6 +78,10 @@ class SqlStore(Store):
         query = _ENTRIES.order_by(studies.c.id)
         return [self._entry(row) for row in self._rows(query)]
 
+    def names(self) -> set[str]:
+        """The names of all studies."""
+        return {row[0] for row in self._rows(sa.select(studies.c.name))}  # no order: the index alone is read
+
     def create(self, name: str, spec: Mapping[str, Any], work: bytes | None) -> StudyEntry:
         """Add a study."""
         self._check_writable()

@@ -506,7 +506,7 @@ class Study:
         return folder
 
     def _create(self, store: Store) -> StudyEntry:
-        if self._name is not None and self._name in _names_in(store) and not _gave_way(store, self._name):
+        if self._name is not None and self._name in store.names() and not _gave_way(store, self._name):
             raise InvalidInput(
                 f"There is a study {self._name!r} in {store.url} already. Go on with it by "
                 f"Study.load({str(self._target)!r}, {self._name!r}).run(), or give this one another name."
@@ -528,11 +528,11 @@ class Study:
         }
         blob = None if self._target is None else pack(parts)
         while True:
-            name = self._name or self._numbered(_names_in(store))
+            name = self._name or self._numbered(store.names())
             try:
                 return store.create(name, self.spec(), blob)
             except InvalidInput:
-                if self._name is not None or name not in _names_in(store):
+                if self._name is not None or name not in store.names():
                     raise  # else another process was faster, and the next number will do
 
     def _numbered(self, taken: Collection[str]) -> str:
@@ -981,10 +981,6 @@ class Study:
 
 def _called(work: object) -> str:
     return getattr(work, "__qualname__", None) or repr(work)
-
-
-def _names_in(store: Store) -> set[str]:
-    return {entry.name for entry in store.studies()}
 
 
 def _gave_way(store: Store, name: str) -> bool:

@@ -94,6 +94,7 @@ class StoreSuite:
         third = store.create("third", {}, None)
         for each in (store, open_store(url, write=False)):
             assert [entry.name for entry in each.studies()] == ["first", second.name, "third"]
+            assert each.names() == {"first", second.name, "third"}
             assert each.find() == third
             assert each.find(second.name) == second
             assert each.find(second.name).spec == spec

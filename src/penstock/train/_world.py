@@ -42,8 +42,8 @@ class World:
             for same in alike.values():
                 flat = torch.cat([tensor.reshape(-1) for tensor in same])
                 dist.all_reduce(flat)
-                split = flat.split([tensor.numel() for tensor in same])
-                for tensor, total in zip(same, split, strict=True):
+                totals: tuple[Tensor, ...] = torch.split(flat, [tensor.numel() for tensor in same])
+                for tensor, total in zip(same, totals, strict=True):
                     tensor.copy_(total.view_as(tensor))
 
 
