@@ -200,6 +200,11 @@ def adding(run: pk.Run) -> None:
         run.report(loss=float(base[1, 2]), leaf=float(leaf.sum()), count=int(several[3]))
 
 
+def test_a_gradient_that_is_not_there_is_told_before_a_trial_spreads() -> None:
+    with pytest.raises(InvalidInput, match=r"got None in place 1\. .* if p\.grad is not None"):
+        World().all_reduce([torch.zeros(1), None])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(("size", "sums"), [(1, (5, 4, 2)), (2, (5 + 10, 44, 2 + 3))])
 def test_a_worlds_tensors_of_several_kinds_are_added_up_in_place(
     size: int, sums: tuple[float, ...], tmp_path: Path

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from penstock.core.errors import InvalidInput
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,14 +31,24 @@ class World:
 
         All workers call it with tensors of the same shapes in the same order, such as the gradients of a step. They are
         exchanged as one tensor: workers wait for each other once, not once for each of them.
+
+        Raises:
+            InvalidInput: One is no tensor, such as the gradient of a parameter that has none.
         """
+        given = list(tensors)
+        for place, tensor in enumerate(given):
+            if not hasattr(tensor, "dtype"):  # told alone, too, not only once the trial spreads
+                raise InvalidInput(
+                    f"run.world.all_reduce takes tensors, got {tensor!r} in place {place}. Of parameters without a "
+                    "gradient give none: [p.grad for p in model.parameters() if p.grad is not None]."
+                )
         if self.size == 1:
             return
         import torch
         import torch.distributed as dist
 
         alike = defaultdict(list)
-        for tensor in tensors:
+        for tensor in given:
             alike[tensor.dtype, tensor.device].append(tensor)
         with torch.no_grad():
             for same in alike.values():
