@@ -139,6 +139,27 @@ def test_a_crew_that_loses_a_worker_is_lost_and_resumes(
     assert run.reports(trial)[-1].metrics["loss"] == 3 * spread + (EPOCHS - spread)
 
 
+def test_a_lead_that_tells_of_its_failure_after_its_trial_is_over_is_not_heard(
+    executor: Any, tmp_path: Path
+) -> None:
+    """It may have told before it was ended because another worker died."""
+    run = Drive(executor)
+    work = segment(3, until=EPOCHS, config={"go": str(tmp_path / "go"), "at": 4})
+    run.submit([work])
+    run.start([work], [Share("cpu:0"), Share("cpu:1")], max_devices=2)
+    run.until(lambda: len(run.reports(3)) >= 2)
+    [errands] = executor._errands.values()
+    os.kill(workers_of(executor)["cpu:1"], signal.SIGKILL)
+    (tmp_path / "go").touch()
+    run.finish(1)
+    run.until(lambda: len(executor.free()) == 2)
+    lead = next(errand for errand in errands if errand.rank == 0)
+    late = ("e", lead.number, 3, time.time(), "failed", 2, "Connection closed by peer", "", False, None)
+    executor._of_crew(lead, lead.crew, late, time.time())
+    assert not executor.poll(0.0)
+    assert sum(isinstance(event, Ended) for event in run.events) == 1
+
+
 @pytest.mark.parametrize("spread", ["threads", "workers"])
 def test_a_study_of_elastic_tasks_finds_what_it_finds_without(tmp_path: Path, spread: Any) -> None:
     space = pk.Space(lr=pk.Float(1e-3, 1e-1, log=True))

@@ -576,7 +576,9 @@ class Local(Executor):
         crew.end(rank, now_s)
         if rank == 0:
             self._failing.pop(flight.number, None)
-            self._parting += [(crew, e) for e in self._errands[flight.number] if e.rank in crew.running]
+            # None where the trial is over: another worker died, and the lead told of its failure before it was ended.
+            left = self._errands.get(flight.number, ())
+            self._parting += [(crew, e) for e in left if e.rank in crew.running]
             return True
         if flight.open and flight.target:
             self._regroup(flight)
