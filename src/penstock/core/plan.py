@@ -47,6 +47,8 @@ class Placement:
         pausable: Whether it can give all devices up at the end of any epoch, and go on from there later: it was seen to
             save a checkpoint in every epoch.
         since_s: When it was queued, on the executor's clock: who waits long is not passed for ever.
+        promoted: Whether its trial was chosen to go on: its scheduler lets it start after epochs of an earlier segment.
+            A pause changes nothing about it.
         course: How its planner decided to go on with its group; "": nothing was decided. For planners alone.
         turns: Where that is an order in which its trials begin, those turns. For planners alone.
     """
@@ -61,6 +63,7 @@ class Placement:
     max_devices: int = 1
     pausable: bool = False
     since_s: float = 0.0
+    promoted: bool = False
     course: str = ""
     turns: tuple[Turn, ...] = ()
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-from penstock.core import Device, Free, Plan, Running, Share
+from penstock.core import Device, Free, Placement, Plan, Running, Share
 
 EPSILON = 1e-9  # three thirds of a device are one device
 
@@ -67,14 +67,14 @@ class Board:
         self.whole = 0
 
     def settle(
-        self, running: Sequence[Running], left_s: Sequence[float], bears: Callable[[float], int]
+        self, running: Sequence[Running], left_s: Sequence[float], bears: Callable[[Placement, float], int]
     ) -> None:
         """Count in what runs, then find the empty devices.
 
         Args:
             running: The placements.
             left_s: The work left of each.
-            bears: With how many tenants on a device a placement with so much work left still ends in time.
+            bears: With how many tenants on a device a placement, with so much work left, still ends in time.
         """
         tenancies = self.tenancies
         for item, load_s in zip(running, left_s, strict=True):
@@ -83,7 +83,7 @@ class Board:
                 tenancy = tenancies.get(share.device)
                 if tenancy is not None:
                     # What it holds is not free as it is: only who it is has to be told.
-                    limit = 1 if placement.exclusive else bears(load_s)
+                    limit = 1 if placement.exclusive else bears(placement, load_s)
                     tenancy.enter(0.0, load_s, limit, placement.memory_bytes)
         for name, tenancy in tenancies.items():
             # A device that is free but still named by a placement on its way to other shares is not empty.

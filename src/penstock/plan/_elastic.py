@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, final
 
 from penstock.core import Device, Placement, Plan, PlanPass, Resize, Share
 from penstock.plan._board import EPSILON, Board, width_of
+from penstock.plan._finalists import finalists, make_room
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment
 from penstock.plan._rollout import epoch_s
@@ -90,7 +91,12 @@ class _Candidate:
 
 
 def elastic(
-    overhead: Overhead, *, runtime: Runtime | None = None, idle: Idle = "longest", by_epochs: bool = False
+    overhead: Overhead,
+    *,
+    runtime: Runtime | None = None,
+    idle: Idle = "longest",
+    by_epochs: bool = False,
+    lead: bool = False,
 ) -> PlanPass:
     """A pass that changes the widths of running placements.
 
@@ -105,13 +111,16 @@ def elastic(
         idle: Who gets idle devices.
         by_epochs: With ``"longest"``, count the rest of a trial's epoch, too, where it is known: a change waits for
             its end, and devices that are added stand idle till then.
+        lead: Among several groups keep devices for finalists, and let new trials pause for them.
     """
     model = overhead.within_bounds()
     allotment = Allotment(model)
 
     def step(plan: Plan) -> Plan:
         if plan.waiting:
-            return _shrink(plan, model, allotment, runtime)
+            due = finalists(plan, model) if lead else {}
+            plan = _shrink(plan, model, allotment, runtime, due)
+            return make_room(plan, Outlook(plan, runtime), due) if due else plan
         if not plan.free or not (plan.running or plan.placed):
             return plan
         return _grow(plan, model, runtime, idle, by_epochs)
@@ -124,7 +133,7 @@ def _grow(plan: Plan, model: Overhead, runtime: Runtime | None, idle: Idle, by_e
         return plan
     outlook = Outlook(plan, runtime)
     board = Board(plan)
-    board.settle(plan.running, outlook.running_s, lambda left_s: 1)
+    board.settle(plan.running, outlook.running_s, lambda placement, left_s: 1)
     if not board.whole:
         return plan
     # In the order of their ends only so many can get one of the idle devices; some more, as not for all it pays.
@@ -309,8 +318,10 @@ def _devices(plan: Plan, placement: Placement) -> list[Device]:
     return [known[share.device] for share in placement.shares if share.device in known]
 
 
-def _shrink(plan: Plan, model: Overhead, allotment: Allotment, runtime: Runtime | None) -> Plan:
-    """Ask wide trials for devices that waiting ones need more."""
+def _shrink(
+    plan: Plan, model: Overhead, allotment: Allotment, runtime: Runtime | None, due: Mapping[int, int]
+) -> Plan:
+    """Ask wide trials for devices that waiting ones need more, but for those that finalists are to have."""
     wide = [
         (index, item)
         for index, item in enumerate(plan.running)
@@ -332,6 +343,7 @@ def _shrink(plan: Plan, model: Overhead, allotment: Allotment, runtime: Runtime 
             break
         shares, left_s = item.placement.shares, outlook.running_s[index]
         enough = 1 if stream else max(1, round(allotment.width(left_s, horizon_s)))
+        enough = due.get(item.placement.segments[0].trial.id, enough)
         new = max(enough, len(shares) - needed)
         if new < len(shares) and pays(left_s, len(shares), new, model):
             resized.append(Resize(item.placement, shares[:new]))

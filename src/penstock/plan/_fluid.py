@@ -12,6 +12,7 @@ from penstock.core import Placement, Plan, PlanPass, Share, Turn
 from penstock.core.errors import InvalidInput
 from penstock.plan._board import EPSILON, Board, fits_alone
 from penstock.plan._elastic import Idle, elastic
+from penstock.plan._finalists import finalists, widen
 from penstock.plan._outlook import Outlook, Runtime
 from penstock.plan._pack import Allotment, forecast_s, makespan_s
 from penstock.plan._relay import relay, take_turns, turns_of
@@ -93,7 +94,7 @@ def fluid(
     if widths not in ("lookahead", "waterfill"):
         raise InvalidInput(f'widths is {widths!r}; give "lookahead" or "waterfill".')
     allotment = Allotment(overhead)
-    grow = elastic(overhead, runtime=runtime, idle=idle)
+    grow = elastic(overhead, runtime=runtime, idle=idle, lead=widths == "lookahead")
 
     def place(plan: Plan) -> Plan:
         return _place(plan, allotment, runtime, widths) if plan.waiting and plan.free else plan
@@ -381,14 +382,22 @@ def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: str)
     empty = sum(item.fraction >= 1 - EPSILON for item in plan.free)
     wanted, horizon_s = _widths(plan, outlook, allotment, devices, empty, rule)
 
-    def bears(left_s: float) -> int:
+    lead = finalists(plan, allotment.overhead) if rule == "lookahead" else {}
+
+    def bears(placement: Placement, left_s: float) -> int:
+        if placement.segments[0].trial.id in lead:
+            return 1
         width = allotment.width(left_s, horizon_s)
         return 1 if width >= 1 else round(1 / width)
 
     board.settle(plan.running, outlook.running_s, bears)
-    # The longest first; who came earlier has aged by as much, so that nobody is passed for ever.
+    # The longest first; who came earlier has aged by as much, so that nobody is passed for ever. Of several groups
+    # first those that were promoted: what they lead to waits for them, and nothing waits for new ones yet.
     keys = [item.since_s - left_s for item, left_s in zip(waiting, waiting_s, strict=True)]
     order = sorted(range(len(waiting)), key=keys.__getitem__)
+    if rule == "lookahead" and outlook.is_stream(plan):
+        order.sort(key=lambda index: not waiting[index].promoted)
+    resized = widen(plan, outlook, board, lead, allotment.overhead)
     shared = board.shared()
     placed: list[Placement] = []
     done = bytearray(len(waiting))
@@ -398,6 +407,7 @@ def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: str)
             break
         placement, left_s = waiting[index], waiting_s[index]
         width = wanted[index] if wanted else allotment.width(left_s, horizon_s)
+        width = lead.get(placement.segments[0].trial.id, width)
         if not width:
             continue  # it follows another one in its row
         limit = 1 if placement.exclusive or width >= 1 else round(1 / width)
@@ -426,7 +436,13 @@ def _place(plan: Plan, allotment: Allotment, runtime: Runtime | None, rule: str)
     if rest:
         _queue_behind(board, waiting, rest, done, placed)
     left = tuple(item for item, gone in zip(waiting, done, strict=True) if not gone)
-    return replace(plan, waiting=left, free=board.free(), placed=(*plan.placed, *placed))
+    return replace(
+        plan,
+        waiting=left,
+        free=board.free(),
+        placed=(*plan.placed, *placed),
+        resized=(*plan.resized, *resized),
+    )
 
 
 def _widths(

@@ -344,7 +344,14 @@ def apart(plan: Plan) -> Plan:
             waiting.append(placement)
             continue
         for segment in placement.segments:
-            waiting.append(Placement((segment,), attempt=placement.attempt, since_s=placement.since_s))
+            waiting.append(
+                Placement(
+                    (segment,),
+                    attempt=placement.attempt,
+                    since_s=placement.since_s,
+                    promoted=placement.promoted,
+                )
+            )
     return replace(plan, waiting=tuple(waiting))
 
 
@@ -362,4 +369,5 @@ def _fused(placements: Sequence[Placement], choice: FusionChoice | None) -> Plac
         expected_error=max(p.expected_error for p in placements),
         memory_bytes=None if choice is None else choice.memory_bytes(count),
         since_s=min(p.since_s for p in placements),
+        promoted=all(p.promoted for p in placements),
     )

@@ -247,7 +247,7 @@ def take_turns(plan: Plan, turns: Sequence[Turn], overhead: Overhead) -> Plan:
     # Who is not known comes last: one that has failed and begins again is, though.
     ordered += [Turn(trial) for trial in waiting if trial not in known]
     board = Board(plan)
-    board.settle(plan.running, [0.0] * len(plan.running), lambda left_s: 1 << 30)
+    board.settle(plan.running, [0.0] * len(plan.running), lambda placement, left_s: 1 << 30)
     # When those narrow who keep a part of a device, and which part.
     hosts = [
         (_narrows_s(item, own, overhead), item.placement.shares[0])

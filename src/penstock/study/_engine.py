@@ -146,6 +146,7 @@ class Engine:
         self._stopping: set[int] = set()  # what the scheduler wants stopped and has not ended yet
         self._learns = setup.sampler.learns
         self._ledger = None if setup.foresight is None else Ledger(setup.foresight)
+        self._pressed = False  # whether a finalist came: others may pause for it although nothing is free
         self._looked_at = 0  # how much was known when the queue was last looked at
         self._resizes: tuple[Resize, ...] = ()
         self._groups: dict[tuple[int, ...], tuple[Share, ...]] = {}  # fused ones, as they were launched
@@ -384,6 +385,7 @@ class Engine:
             self._handed_out(event)
             self.queue.extend([self._placement(segment, time_s) for segment in group.segments])
             want -= len(group.segments)
+            self._pressed = self._pressed or any(each.start and each.last for each in group.segments)
             yield event
         self._hear_drops()
 
@@ -485,8 +487,9 @@ class Engine:
         if most == 0:
             return ()  # nor does anything make room for who may not start
         if self.queue:
-            if not free and not ledger.wide:
+            if not free and not ledger.wide and not self._pressed:
                 return ()
+            self._pressed = False
         elif not self.running or not any(item.fraction >= 1 for item in free):
             return ()
         if ledger.version != self._looked_at:
@@ -594,7 +597,8 @@ class Engine:
     def _placement(self, segment: Segment, time_s: float, attempt: int = 0) -> Placement:
         if self._ledger is None:
             return Placement((segment,), attempt=attempt)
-        return self._ledger.expect(Placement((segment,), attempt=attempt, since_s=time_s))
+        promoted = segment.start > 0
+        return self._ledger.expect(Placement((segment,), attempt=attempt, since_s=time_s, promoted=promoted))
 
     # --- trials ----------------------------------------------------------------------------------------------
 

@@ -322,6 +322,10 @@ class Ledger:
         for trial, seat in self._order.items():
             left_s = self._left_s(seat, now_s)
             if seat.change is None:
+                if not seat.placement.pausable and self._saves(
+                    seat.placement
+                ):  # its first epochs have shown it
+                    seat.placement = replace(seat.placement, pausable=True)
                 found.append(Running(seat.placement, left_s, order.get(trial)))
             else:
                 placement, leaving = seat.change
