@@ -257,3 +257,76 @@ def test_on_real_workers_paused_trials_end_as_those_that_were_not(
     fluid = tune(pk.Fluid(pk.Overhead(alpha=2.5, epsilon_s=0.001)), "fluid.db")
     assert pauses(events_in(tmp_path / "fluid.db"))
     assert results(fluid) == results(plain)
+
+
+def brackets(executor: Any, planner: Any, path: Path, work: Any = curve) -> pk.Study:
+    return pk.Study(
+        work,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.Hyperband(max_epochs=27),
+        sampler=pk.Random(),
+        executor=executor,
+        planner=planner,
+        store=path,
+        seed=3,
+    ).run(view="quiet")
+
+
+SHARED = pk.Overhead(alpha=1.4, max_sharing=2, epsilon_s=1.0)
+
+
+def test_new_trials_pause_for_finalists_and_end_as_without(tmp_path: Path) -> None:
+    """Of Hyperband's brackets: who pauses is new, and goes on to where it was to go."""
+    fluid = brackets(pk.Simulated(4, seconds=10.0, overhead=SHARED), pk.Fluid(), tmp_path / "fluid.db")
+    plain = brackets(pk.Simulated(4, seconds=10.0), None, tmp_path / "plain.db")
+    fluid.state.validate()
+    assert results(fluid) == results(plain)
+    events = events_in(tmp_path / "fluid.db")
+    paused = pauses(events)
+    assert paused
+    for event in paused:
+        begun = [e for e in events if isinstance(e, Started) and e.trial == event.trial]
+        assert begun[0].start == 0
+        assert event.epoch in {e.start for e in begun}
+
+
+def test_a_study_that_is_cut_off_while_new_trials_pause_for_a_finalist_goes_on(tmp_path: Path) -> None:
+    def executor() -> pk.Simulated:
+        return pk.Simulated(4, seconds=10.0, overhead=SHARED)
+
+    whole = brackets(executor(), pk.Fluid(), tmp_path / "whole.db")
+    first = pauses(events_in(tmp_path / "whole.db"))[0]
+    for number, after_s in enumerate((-5.0, 0.0, 5.0, 45.0)):
+        path = tmp_path / f"cut{number}.db"
+        cut = pk.Study(
+            curve,
+            pk.Space(x=pk.Float(0, 1)),
+            minimize="loss",
+            scheduler=pk.Hyperband(max_epochs=27),
+            sampler=pk.Random(),
+            executor=executor(),
+            planner=pk.Fluid(),
+            store=path,
+            seed=3,
+            budget=pk.Budget(time_s=first.time_s + after_s),
+        ).run(view="quiet")
+        assert cut.state.counts.ended < whole.state.counts.ended
+        resumed = pk.Study.load(path, budget=pk.Budget()).run(view="quiet")
+        assert results(resumed) == results(whole)
+
+
+def lasting(run: pk.Run) -> None:
+    state = run.load() or {"seen": []}
+    for epoch in run.epochs():
+        time.sleep(0.01)
+        state["seen"].append(epoch)
+        run.save(state)
+        run.report(loss=run.config["x"] + 1 / len(state["seen"]))
+
+
+def test_on_real_workers_finalists_change_no_result(tmp_path: Path) -> None:
+    fluid = brackets(pk.Local(2), pk.Fluid(SHARED), tmp_path / "fluid.db", lasting)
+    plain = brackets(pk.Simulated(4, seconds=10.0), None, tmp_path / "plain.db", lasting)
+    assert results(fluid) == results(plain)
+    assert fluid.state.counts.failed == 0
