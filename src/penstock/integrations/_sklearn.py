@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any, final
 
@@ -182,7 +181,7 @@ class PenstockSearchCV(BaseSearchCV):
                 f"space takes a Space or a dict of domains by parameter, such as {{'C': Float(1e-3, 1e3, log=True)}}, "
                 f"got {self.space!r}."
             )
-        if not isinstance(self.n_trials, Integral) or self.n_trials < 1:
+        if not isinstance(self.n_trials, int | np.integer) or self.n_trials < 1:
             raise InvalidInput(f"n_trials must be a whole number of at least 1, got {self.n_trials!r}.")
         scheduler = self.scheduler
         if scheduler is None:
