@@ -215,7 +215,7 @@ class Trainer:
         )
         used |= taken
         if used and built:  # nobody saw which names the factory of a given model looked at
-            _warn_once(task.check_names(config, used, certain=not task.factory_gets_all))
+            _warn_once(task.check_names(config, used, certain=not task.factory_gets_all(self.config)))
         clip = self.config.get("clip_norm", task.clip_norm)
         self.clip_norm: float | None = None if clip is None else float(clip)
         self.dtype, self.scaler = _precision(self.device, task.amp)
