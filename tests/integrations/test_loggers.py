@@ -11,6 +11,7 @@ from penstock.core.errors import InvalidInput
 from penstock.integrations._inline import Inline
 from penstock.integrations._listen import Listener
 from penstock.report import read_journal
+from penstock.sample import Sampler
 from penstock.store import open_store
 
 from .conftest import make_study
@@ -209,6 +210,42 @@ def test_mlflow_of_a_killed_study_runs_no_more_and_goes_on_with_it(store, tmp_pa
         live.append(copied.id, events[-1:])
     logger.export(target)
     assert check_mlflow(tracking, "killed", read_journal(target).state).info.status == "FINISHED"
+
+
+def test_a_study_that_an_error_or_nothing_but_failures_ended_is_no_finished_run(tmp_path, tracking):
+    def fails(run):
+        raise ValueError("never works")
+
+    class Broken(Sampler):
+        def start(self, space, *, objectives, seed):
+            self.asked = 0
+
+        def ask(self, n):
+            self.asked += n
+            if self.asked > 2:
+                raise RuntimeError("no more ideas")
+            return [{"x": 0.5} for _ in range(n)]
+
+        def skip(self, configs, trials): ...
+
+        def adopt(self, config, trial): ...
+
+        def tell(self, observation): ...
+
+    space = {"x": pk.Float(0, 1)}
+    options = {"minimize": "loss", "executor": Inline(), "scheduler": pk.Full(trials=60)}
+    hopeless = pk.Study(
+        fails, space, store=tmp_path / "a.db", **options | {"scheduler": None}, budget=pk.Budget(time_s=600)
+    )
+    hopeless.run(view=integrations.MLflowLogger("hopeless", tracking_uri=tracking))
+    assert hopeless.state.closed.reason == "failed"
+    broken = pk.Study(lambda run: 1.0, space, store=tmp_path / "b.db", sampler=Broken(), **options)
+    with pytest.raises(RuntimeError, match="no more ideas"):
+        broken.run(view=integrations.MLflowLogger("broken", tracking_uri=tracking))
+    assert broken.state.closed.reason == "error"
+    for experiment in ("hopeless", "broken"):
+        _, (parent,), _ = runs_of(tracking, experiment)
+        assert parent.info.status == "FAILED"
 
 
 def test_studies_of_one_name_in_two_stores_are_two_runs(tmp_path, tracking):

@@ -86,6 +86,65 @@ def test_a_study_that_goes_on_is_brought_up_to_date(tmp_path):
     check(study, read_journal(path).state)
 
 
+def test_a_study_may_be_exported_before_its_first_run(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    study = make_study(str(tmp_path / "s.db"))
+    assert not export_optuna(study, storage).trials
+    study.run()
+    check(export_optuna(study, storage), study.state)
+
+
+def test_batch_sizes_beside_the_space_are_parameters(tmp_path):
+    """SM2's own: the space need not have them."""
+
+    def train(run):
+        explored = run.options.get("explorations", ())
+        for epoch in run.epochs():
+            found = {"sm2_lr": 0.1} if epoch in explored else {}
+            run.report(loss=run.config["width"] / (epoch + 1), **found)
+
+    study = pk.Study(
+        train,
+        {"width": pk.Choice(8, 16)},
+        minimize="loss",
+        scheduler=pk.SM2(batch_sizes=[8, 32], max_epochs=4),
+        executor=pk.Simulated(devices=2),
+        store=False,
+    ).run()
+    exported = export_optuna(study, f"sqlite:///{tmp_path}/optuna.db")
+    assert [trial.params for trial in exported.trials] == [record.config for record in study.trials]
+    assert {trial.params["batch_size"] for trial in exported.trials} == {8, 32}
+
+
+def test_values_are_of_the_configuration_beside_them_where_pbt_changes_it(tmp_path):
+    """What was exported of a trial before it took over another's configuration can't be changed in Optuna."""
+
+    def train(run):
+        for epoch in run.epochs(6):
+            run.save(epoch)
+            run.report(loss=run.config["lr"])
+
+    path, storage = str(tmp_path / "s.db"), f"sqlite:///{tmp_path}/optuna.db"
+    pk.Study(
+        train,
+        {"lr": pk.Float(0.01, 1)},
+        minimize="loss",
+        scheduler=pk.PBT(population=4, max_epochs=6, interval=1),
+        executor=Inline(),
+        store=path,
+        budget=pk.Budget(epochs=5),
+    ).run()
+    begun = {trial.params["lr"] for trial in export_optuna(path, storage).trials}
+    study = pk.Study.load(path, budget=pk.Budget()).run()
+    assert {record.config["lr"] for record in study.trials} - begun  # it did change
+    for _ in range(2):
+        exported = export_optuna(path, storage)
+        assert exported.best_trial.params == study.best.config
+        ended = [trial for trial in exported.trials if trial.state is TrialState.COMPLETE]
+        assert all(trial.value == trial.params["lr"] for trial in ended)
+        assert {trial.user_attrs["penstock:trial"] for trial in ended} == set(study.state.trials)
+
+
 def test_any_prefix_of_the_journal_exports_to_the_same(store):
     """Exported after every event, as a running study would be, it ends up as if exported once."""
     with open_store(store, write=False) as opened:
@@ -206,6 +265,31 @@ def test_the_best_run_first_and_the_sampler_knows_the_rest(direction):
     assert tried[:3] == [trial.params["x"] for trial in fitting[:3]]
     # A sampler that knows forty results looks near the best; one that knows none draws from all of [0, 1].
     assert sum(abs(x - 0.7) < 0.2 for x in tried[3:]) >= 6
+
+
+@pytest.mark.parametrize("then", [pk.TPE(), pk.Bayes()])
+def test_what_was_no_number_is_a_failure_and_none_of_the_best(then):
+    study = optuna.create_study()
+    for x in (0.9, 0.2, 0.8, 0.3, 0.7, 0.6):
+        study.enqueue_trial({"x": x})
+        trial = study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
+        if x > 0.6:
+            trial.report(float("nan"), 1)
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, x if x < 0.6 else float("inf"))
+    sampler = import_optuna(study, {"x": pk.Float(0, 1)}, first=5, then=then)
+    found = pk.Study(
+        lambda run: [run.report(loss=run.config["x"]) for _ in run.epochs(1)],
+        {"x": pk.Float(0, 1)},
+        minimize="loss",
+        sampler=sampler,
+        scheduler=pk.Full(trials=4),
+        executor=Inline(),
+        store=False,
+    ).run()
+    assert [record.config["x"] for record in found.trials[:2]] == [0.2, 0.3]
+    assert all(record.config["x"] not in (0.9, 0.8, 0.7, 0.6) for record in found.trials)
 
 
 def test_a_round_trip_through_optuna_keeps_configurations_and_results(store, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
 from sklearn.linear_model import Ridge
+from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -103,6 +104,44 @@ def test_several_metrics_beside_grid_search():
     with pytest.raises(ValueError, match="refit"):
         search(scoring=scoring).fit(X, y)
     assert not hasattr(search(scoring=scoring, refit=False).fit(X, y), "best_params_")
+
+
+def losing_and_winning(estimator, inputs, targets):
+    """Several metrics by one function; the first is best where the second is worst."""
+    accuracy = accuracy_score(targets, estimator.predict(inputs))
+    return {"misses": 1 - accuracy, "hits": accuracy}
+
+
+def test_of_the_metrics_that_a_function_gives_the_one_that_refit_names_is_searched_for():
+    found = search(scoring=losing_and_winning, refit="hits", scheduler=pk.Full(trials=6)).fit(X, y)
+    theirs = GridSearchCV(KNeighborsClassifier(), GRID, scoring=losing_and_winning, refit="hits", cv=3).fit(
+        X, y
+    )
+    best = max(by_params(theirs.cv_results_, "mean_test_hits").values())
+    assert found.best_score_ == pytest.approx(best)
+    assert found.study_.best.metrics["score"] == pytest.approx(best)
+    halved = search(
+        scoring=losing_and_winning,
+        refit="hits",
+        scheduler=pk.Halving(max_epochs=3, min_epochs=1, eta=3, trials=6),
+    ).fit(X, y)
+    kept = by_params(theirs.cv_results_, "mean_test_hits")[tuple(sorted(halved.best_params_.items()))]
+    assert kept > min(by_params(theirs.cv_results_, "mean_test_hits").values())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("refit", ["accuracy", False])
+def test_a_fold_that_fails_has_the_error_score_in_every_metric(refit):
+    options = {"scoring": ["accuracy", "f1_macro"], "refit": refit, "error_score": 0.0, "cv": 3}
+    options["return_train_score"] = True
+    ours = search(space={"n_neighbors": pk.Choice(1, -1)}, n_trials=2, **options).fit(X, y)
+    theirs = GridSearchCV(KNeighborsClassifier(), {"n_neighbors": [1, -1]}, **options).fit(X, y)
+    for key in ("mean_test_accuracy", "mean_test_f1_macro", "mean_train_f1_macro"):
+        assert by_params(ours.cv_results_, key) == pytest.approx(by_params(theirs.cv_results_, key))
+
+
+def test_numpys_integers_are_counts():
+    assert len(search(n_trials=np.int64(2)).fit(X, y).study_.trials) == 2
 
 
 def test_a_scheduler_spends_fewer_folds_and_ranks_what_it_stopped_last():

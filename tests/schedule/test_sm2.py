@@ -296,7 +296,7 @@ def test_batch_sizes_come_from_the_space_if_not_given():
     assert set(drive(SM2(), plain, space=space).size.values()) == {32, 64}
     with pytest.raises(InvalidInput, match="batch sizes"):
         drive(SM2(), plain, space=Space(weight_decay=Float(0, 1)))
-    with pytest.raises(InvalidInput, match="48"):
+    with pytest.raises(InvalidInput, match=r"batch_sizes has 48, which batch_size=Choice\(32, 64\)"):
         drive(SM2((48, 64)), plain, space=space)
 
 

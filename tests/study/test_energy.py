@@ -228,7 +228,27 @@ def test_energy_that_is_not_reported_is_said_not_counted_as_zero(tmp_path, capsy
     ).run()
     assert study.energy is None
     assert "energy not metered" in str(study)
-    assert capsys.readouterr().err.count("reports no energy") == 1
+    said = capsys.readouterr().err
+    assert said.count("reports no energy") == 1
+    assert "Simulated(power=SimulatedGpus(...))" in said
+    assert "doctor" not in said  # which tells of this machine
+
+
+def tells_energy(run):
+    run.report(loss=0.5, energy_j=run.config["x"])
+
+
+def test_energy_that_a_simulated_training_tells_has_its_place_in_the_goal(capsys):
+    study = pk.Study(
+        tells_energy,
+        {"x": pk.Float(0.1, 1)},
+        minimize=["loss", "energy_j"],
+        executor=pk.Simulated(devices=1, seconds=1.0),
+        store=False,
+        scheduler=pk.Full(trials=4),
+    ).run()
+    assert study.best.config["x"] == min(record.config["x"] for record in study.trials)
+    assert "reports no energy" not in capsys.readouterr().err
 
 
 def one_epoch(run):

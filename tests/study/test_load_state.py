@@ -53,6 +53,8 @@ def test_what_can_not_be_loaded_is_told(tmp_path):
     study.run()
     with pytest.raises(InvalidInput, match=r"Trial \d has saved nothing.*run\.save"):
         study_of(lambda run: run.config["x"], False).run().load_state()
+    with pytest.raises(InvalidInput, match=r"all [0-9]+ trials failed"):
+        study_of(lambda run: run.config["y"], False).run().load_state()
     with pytest.raises(InvalidInput, match=r"work of this study is count: load_state\(\)"):
         study.load_model()
     with pytest.raises(InvalidInput, match=r"trial takes a TrialRecord, got 2\. Give one of study\.trials"):

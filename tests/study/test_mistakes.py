@@ -366,6 +366,16 @@ def test_a_relative_folder_is_found_from_elsewhere_and_a_lost_checkpoint_is_said
     assert not list(there.iterdir())
 
 
+@pytest.mark.parametrize("name", [":memory:", "sqlite://", "sqlite:///:memory:"])
+def test_a_store_in_memory_keeps_nothing_and_its_results_are_read_all_the_same(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    done = study(scheduler=pk.Full(trials=2), executor=pk.Simulated(devices=1), store=name).run()
+    assert len(done.trials) == 2
+    done.plot.history()
+    assert done.run().best is not None
+    assert not list(tmp_path.iterdir())
+
+
 def no_meter(devices, **options):
     warnings.warn("Energy is not measured: no counter, no estimate", RuntimeWarning, stacklevel=2)
 

@@ -119,6 +119,20 @@ def test_names_that_nobody_takes():
         Trainer(task(), {"lr": 0.1, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.9}, seed=0)
 
 
+def test_a_factory_of_names_takes_no_others():
+    made = task(model=lambda width=2, depth=1: nn.Linear(4, width))
+    with pytest.raises(InvalidInput, match="Nothing takes the hyperparameter 'widht'"):
+        Trainer(made, {"lr": 0.1, "widht": 3}, seed=0)
+    assert Trainer(made, {"lr": 0.1, "width": 3, "depth": 2}, seed=0).model.out_features == 3
+    given = task(model=lambda width, depth: nn.Linear(4, width * depth), defaults={"depth": 2})
+    assert Trainer(given, {"lr": 0.1, "width": 3}, seed=0).model.out_features == 6
+    several = task(optimizer={"sgd": torch.optim.SGD, "adam": torch.optim.Adam})
+    with pytest.warns(UserWarning, match="'momentum'"):  # the other one takes it
+        Trainer(several, {"lr": 0.1, "optimizer": "adam", "momentum": 0.9}, seed=0)
+    with pytest.raises(InvalidInput, match="'momentun'"):
+        Trainer(several, {"lr": 0.1, "optimizer": "adam", "momentun": 0.9}, seed=0)
+
+
 def test_the_same_seed_gives_the_same_weights():
     a, b, c = (Trainer(task(), {"lr": 0.1}, seed=s).model.weight for s in (1, 1, 2))
     assert torch.equal(a, b)

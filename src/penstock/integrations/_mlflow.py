@@ -35,7 +35,8 @@ class MLflowLogger(Listener):
     ``energy_j`` and ``train_s`` by epoch, its end as the run's status. The study's run has the best trial's
     configuration and metrics, and the energy of all. Logged again (resumed, or by ``export`` after it ran), only what
     is new is added. Once a session is over, trials that may go on are ``SCHEDULED``; a study that was interrupted, or
-    whose driver died, is ``KILLED``.
+    whose driver died, is ``KILLED``; one that an error ended, or that was left because all its trials failed, is
+    ``FAILED``.
 
     Args:
         experiment: The experiment's name; made if there is none.
@@ -201,7 +202,8 @@ class MLflowLogger(Listener):
         if state.closed is not None:
             tags = [RunTag("penstock.closed", f"{state.closed.reason} {state.closed.detail}".strip())]
             self._client.log_batch(self._study, tags=tags)
-            status = "KILLED" if state.closed.reason == "interrupted" else "FINISHED"
+            ends = {"interrupted": "KILLED", "failed": "FAILED", "error": "FAILED"}
+            status = ends.get(state.closed.reason, "FINISHED")
             self._client.set_terminated(self._study, status=status, end_time=at_ms)
             for trial in self._runs.keys() - self._over - self._waiting:
                 self._client.update_run(self._runs[trial], status="SCHEDULED")

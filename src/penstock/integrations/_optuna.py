@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,8 @@ def export_optuna(
     """Write a study, finished or running, to an Optuna storage, where ``optuna-dashboard`` and Optuna's plots read it.
 
     Called again with the same study, it brings the export up to date: ended trials stay as they are, those that went
-    on get their new values, new ones are added. Reports of one objective are intermediate values. Energy, status and
+    on get their new values, new ones are added; one that was given another configuration meanwhile (PBT) goes on as
+    another trial. Reports of one objective are intermediate values. Energy, status and
     other metrics are user attributes. Trials that violate a limit violate a constraint there.
 
     Args:
@@ -86,7 +88,8 @@ def export_optuna(
             warnings.simplefilter("ignore", ExperimentalWarning)
             study.set_metric_names([objective.metric for objective in goal.objectives])
     known = {trial.user_attrs.get(_NUMBER): trial for trial in study.get_trials(deepcopy=False)}
-    if None in known or study.user_attrs.get(_BEGAN, state.first_s) != state.first_s:
+    # A study that was exported before its first run had no beginning yet.
+    if None in known or (study.user_attrs.get(_BEGAN) or state.first_s) != state.first_s:
         raise InvalidInput(
             f"{study.study_name!r} in the Optuna storage has trials of another study. Give study_name."
         )
@@ -94,10 +97,15 @@ def export_optuna(
     if state.energy is not None:
         study.set_user_attr("penstock:energy_j", state.energy.joules)
         study.set_user_attr("penstock:energy_source", str(state.energy.source))
+    distributions = _distributions(space, state)
     for record in state.trials.values():
         old = known.get(record.id)
+        if old is not None and not old.state.is_finished() and old.params != _params(record, space):
+            # PBT gave it another configuration, and Optuna's trials keep theirs: it goes on as another one.
+            study._storage.set_trial_state_values(old._trial_id, TrialState.FAIL)
+            old = None
         if old is None:
-            study.add_trial(_frozen(record, goal, space))
+            study.add_trial(_frozen(record, goal, space, distributions))
         elif not old.state.is_finished():
             _update(study, old, record, goal)
     return study
@@ -174,10 +182,10 @@ def _attributes(record: TrialRecord) -> dict[str, Any]:
     return told
 
 
-def _frozen(record: TrialRecord, goal: Goal, space: Space) -> FrozenTrial:
+def _frozen(
+    record: TrialRecord, goal: Goal, space: Space, distributions: Mapping[str, BaseDistribution]
+) -> FrozenTrial:
     state = _state_of(record, goal)
-    distributions = {name: _distribution(space[name]) for name in record.config}
-    params = {name: _param(space[name], value) for name, value in record.config.items()}
     begun = datetime.fromtimestamp(record.started_s if record.started_s is not None else record.created_s)
     ended = datetime.fromtimestamp(record.ended_s or record.created_s)
     values = _values(record, goal) if state.is_finished() else None
@@ -189,8 +197,8 @@ def _frozen(record: TrialRecord, goal: Goal, space: Space) -> FrozenTrial:
         values=values,
         datetime_start=None if state is TrialState.WAITING else begun,
         datetime_complete=ended if state.is_finished() else None,
-        params=params,
-        distributions=distributions,
+        params=_params(record, space),
+        distributions={name: distributions[name] for name in record.config},
         user_attrs=_attributes(record),
         system_attrs={_CONSTRAINTS: _excess(record)} if record.violated else {},
         intermediate_values=_curve(record, goal) if len(goal.objectives) == 1 else {},
@@ -200,6 +208,21 @@ def _frozen(record: TrialRecord, goal: Goal, space: Space) -> FrozenTrial:
 def _excess(record: TrialRecord) -> list[float]:
     """As Optuna keeps constraints: above 0 is violated, and the trial is never the best."""
     return [1.0 for _ in record.violated]
+
+
+def _distributions(space: Space, state: StudyState) -> dict[str, BaseDistribution]:
+    """By name; of batch sizes that SM2 tries beside the space, from the least to the greatest."""
+    found = {name: _distribution(space[name]) for name in space.names}
+    for name in {name for record in state.trials.values() for name in record.config} - set(found):
+        values = [record.config[name] for record in state.trials.values() if name in record.config]
+        found[name] = IntDistribution(min(values), max(values))
+    return found
+
+
+def _params(record: TrialRecord, space: Space) -> dict[str, Any]:
+    return {
+        name: _param(space[name], value) if name in space else value for name, value in record.config.items()
+    }
 
 
 def _distribution(domain: Domain) -> BaseDistribution:
@@ -277,11 +300,13 @@ def import_optuna(
             reason = f"the last one: {error}"
             continue
         turned = tuple(sign * value for sign, value in zip(signs, values, strict=True))
+        failed = any(math.isnan(value) for value in turned)  # pruned for it
         epoch = max(trial.intermediate_values, default=1)
-        observations.append(Observation(trial.number, config, turned, epoch, True))
-    if not observations:
+        observations.append(Observation(trial.number, config, None if failed else turned, epoch, True))
+    if all(told.values is None for told in observations):
         raise InvalidInput(f"No trial of the Optuna study {study.study_name!r} fits the space; {reason}.")
-    best = sorted(observations, key=lambda told: told.values or ())[:first] if len(signs) == 1 else []
+    finite = [told for told in observations if told.values and all(map(math.isfinite, told.values))]
+    best = sorted(finite, key=lambda told: told.values or ())[:first] if len(signs) == 1 else []
     if first and len(signs) > 1:
         numbers = {trial.number for trial in study.best_trials}
         best = [told for told in observations if told.trial in numbers][:first]

@@ -126,14 +126,17 @@ class PenstockSearchCV(BaseSearchCV):
         splits = [(train, test) for train, test in splitter.split(X, y, groups)]
         self.n_splits_ = len(splits)
         multiple = isinstance(self.scoring, list | tuple | set | dict)
-        objective = f"test_{refit_metric}" if isinstance(refit_metric, str) else None
+        names = list(scorers._scorers) if multiple else ["score"]
+        # What a callable gives, only its results tell: one score, or several, of which refit names one.
+        wanted = self.refit if callable(self.scoring) else refit_metric
         work = _Folds(
             clone(self.estimator),
             X,
             y,
             splits,
             self.scoring,
-            objective,
+            f"test_{wanted if isinstance(wanted, str) else names[0]}",
+            [f"{kind}_{name}" for kind in ("test", "train") for name in names],
             fit_params,
             self.error_score,
             bool(self.return_train_score),
@@ -178,8 +181,8 @@ class PenstockSearchCV(BaseSearchCV):
                 f"space takes a Space or a dict of domains by parameter, such as {{'C': Float(1e-3, 1e3, log=True)}}, "
                 f"got {self.space!r}."
             )
-        if not isinstance(self.n_trials, int) or self.n_trials < 1:
-            raise InvalidInput(f"n_trials must be at least 1, got {self.n_trials!r}.")
+        if not isinstance(self.n_trials, int | np.integer) or self.n_trials < 1:
+            raise InvalidInput(f"n_trials must be a whole number of at least 1, got {self.n_trials!r}.")
         scheduler = self.scheduler
         if scheduler is None:
             scheduler = Full() if self.budget is not None else Full(trials=self.n_trials)
@@ -296,7 +299,8 @@ class _Folds:
     y: Any = field(repr=False)
     splits: list[tuple[Any, Any]] = field(repr=False)
     scoring: Any
-    objective: str | None
+    objective: str
+    scores: list[str]  # all that are known before
     fit_params: Mapping[str, Any] = field(repr=False)
     error_score: Any
     train_score: bool
@@ -312,8 +316,8 @@ class _Folds:
         done: list[float] = run.load() or []
         for fold in run.epochs(len(self.splits)):
             outcome = self._evaluate(dict(run.config), fold)
-            objective = self.objective if self.objective in outcome else None
-            if objective is None:  # a callable's metrics are known only now
+            objective = self.objective
+            if objective not in outcome:  # a callable's metrics are known only now
                 objective = next(key for key in outcome if key.startswith("test_"))
             done.append(outcome[objective])
             finite = {key: value for key, value in outcome.items() if math.isfinite(value)}
@@ -339,10 +343,12 @@ class _Folds:
             )
         except Exception as error:
             self.errors.append(error)
-            if self.error_score == "raise" or not math.isfinite(self.error_score) or self.objective is None:
+            if self.error_score == "raise" or not math.isfinite(self.error_score):
                 raise
             warnings.warn(
                 f"Fold {fold} failed and scores {self.error_score}: {error}", FitFailedWarning, stacklevel=2
             )
-            return {"fit_time": 0.0, "score_time": 0.0, self.objective: float(self.error_score)}
+            known = self.scores if self.objective in self.scores else [self.objective]
+            scored = [name for name in known if self.train_score or not name.startswith("train_")]
+            return {"fit_time": 0.0, "score_time": 0.0, **dict.fromkeys(scored, float(self.error_score))}
         return {key: float(values[0]) for key, values in found.items()}

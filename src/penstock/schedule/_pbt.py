@@ -27,6 +27,9 @@ class PBT(Scheduler):
     trained. A member that failed or was stopped is replaced by a new trial made in the same way, as long as a
     budget of trials allows new ones.
 
+    A ``Task`` trains on by the new configuration. A training function that loads an optimizer's state has to set its
+    rates by ``run.config`` afterwards: they are part of that state.
+
     Args:
         population: How many trials train together.
         max_epochs: Epochs in all.

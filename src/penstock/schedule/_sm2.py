@@ -22,7 +22,7 @@ from penstock.core import (
     TrialStatus,
     total,
 )
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, SpaceError
 from penstock.goal._score import Score, score
 from penstock.schedule._base import Outcome, Rules, Scheduler
 from penstock.schedule._check import fraction, whole
@@ -756,7 +756,13 @@ def _find_sizes(given: tuple[int, ...] | None, space: Any) -> tuple[int, ...]:
         domain = None
     if given is not None:
         for size in given if domain is not None else ():
-            domain.check(size)
+            try:
+                domain.check(size)
+            except SpaceError as error:
+                raise InvalidInput(
+                    f"batch_sizes has {size}, which batch_size={domain!r} of the space does not allow. Give sizes of "
+                    "the domain, or drop one of the two."
+                ) from error
         return given
     values = getattr(domain, "values", None)
     if not values:

@@ -8,13 +8,16 @@ from pathlib import Path
 from penstock.core.errors import InvalidInput, StoreError
 from penstock.store._base import Store
 
+_IN_MEMORY = (":memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:")  # as SQLite and its URLs call it
+
 
 def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> Store:
     """Open a store.
 
     Args:
         url_or_path: The path of an SQLite file (``study.db``, ``sqlite:///study.db``), the URL of a PostgreSQL
-            database (``postgresql://user@host/database``), or None for a store in memory, gone when closed.
+            database (``postgresql://user@host/database``), or None (or ``:memory:``) for a store in memory, gone
+            when closed.
         write: Whether studies will be created or written; creates the store where there is none. False creates
             nothing at all.
 
@@ -34,9 +37,9 @@ def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> St
     if path is not None:
         return SqlStore(SqliteBackend(path, write=write), write=write)
     text = os.fspath(url_or_path)
-    scheme, _, rest = text.partition("://")
-    if scheme == "sqlite" and rest in ("", "/", "/:memory:"):
+    if text in _IN_MEMORY:
         return open_store(None, write=write)
+    scheme = text.partition("://")[0]
     if scheme == "sqlite":
         raise InvalidInput(
             f"{text!r} isn't the URL of a file. Use sqlite:///relative or sqlite:////absolute."
@@ -48,6 +51,11 @@ def open_store(url_or_path: str | os.PathLike[str] | None, *, write: bool) -> St
     raise InvalidInput(
         f"Can't open a store with scheme {scheme!r}. Use a path, sqlite:///path, or postgresql://user@host/database."
     )
+
+
+def is_in_memory(url_or_path: str | os.PathLike[str]) -> bool:
+    """Whether a store of that name is gone when it is closed."""
+    return os.fspath(url_or_path) in _IN_MEMORY
 
 
 def upgrade(url_or_path: str | os.PathLike[str]) -> None:
@@ -71,9 +79,11 @@ def sqlite_path(url_or_path: str | os.PathLike[str]) -> Path | None:
     scheme, colon, rest = text.partition("://")
     if not text:
         raise InvalidInput("The path of a store can't be empty. Give one, e.g. study.db.")
+    if text in _IN_MEMORY:
+        return None
     if not colon:
         return _file(text)
-    if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
+    if scheme == "sqlite" and rest.startswith("/"):
         return _file(rest[1:])
     return None
 

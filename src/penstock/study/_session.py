@@ -472,16 +472,19 @@ class Session:
     def _say_unmetered(self, event: Reported) -> None:
         budget = self._study.budget.needs_energy
         wanted = any(objective.metric == "energy_j" for objective in self._study.goal.objectives)
+        wanted = wanted and "energy_j" not in event.metrics  # else the training tells it itself
         if self._unmetered or not (budget or wanted or (self._study.meter and not self._virtual)):
             return
         self._unmetered = True
         so = ", so the budget in Wh, CO2e or money does not count it" if budget else ""
         so += ", so it has no place in the goal's order" if wanted else ""
-        why = "" if self._virtual else f"The workers' logs in {self._files / 'logs'} say why. "
-        self._view.say(
-            f"Trial {event.trial} reports no energy{so}. {why}"
+        why = (
+            "Simulated devices draw what they are given: Simulated(power=SimulatedGpus(...))."
+            if self._virtual
+            else f"The workers' logs in {self._files / 'logs'} say why. "
             'Run "penstock doctor" to see what can be measured here.'
         )
+        self._view.say(f"Trial {event.trial} reports no energy{so}. {why}")
 
     def _say_unsaved(self, segment: Segment) -> None:
         """Say once that a training that goes on has nothing to go on from; a command keeps its files itself."""

@@ -46,6 +46,7 @@ from penstock.sample import Gate, Sampler, WarmStart
 from penstock.schedule import Scheduler, StopRule
 from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
+from penstock.store._open import is_in_memory
 from penstock.study._arguments import (
     check_bubbles,
     check_command,
@@ -121,7 +122,8 @@ class Study:
         executor: Where trials run; default ``Local()``.
         budget: What the study may spend.
         seed: Everything random follows from it.
-        store: A path (SQLite), a ``postgresql://`` URL, or False: keep nothing. Default ``penstock.db``.
+        store: A path (SQLite), a ``postgresql://`` URL, or False (or ``":memory:"``): keep nothing. Default
+            ``penstock.db``.
         name: The study's name in the store; default: the work's name, numbered if taken.
         retries: How often a trial is run again after an error in the training function.
         timeout_s: A trial that reports nothing for so long is killed and counts as failed.
@@ -294,6 +296,8 @@ class Study:
             )
         self._target: str | Path | None
         self._target = None if store is False else (DEFAULT_STORE if store is None else store)
+        if self._target is not None and is_in_memory(self._target):
+            self._target = None  # there would be nothing to read once it is closed
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise InvalidInput(f"name must be a word, got {name!r}.")
         self._name = name
@@ -770,7 +774,11 @@ class Study:
         """A trial, by default the best, and the file of its last checkpoint."""
         record = check_type("trial", trial, TrialRecord, self.best)
         if record is None or self._entry is None:
-            raise InvalidInput("There is no best trial, so it has no checkpoint: no trial has reported yet.")
+            failed = self.state.counts.failed
+            why = f"all {failed} trials failed" if failed and failed == self.state.counts.total else ""
+            raise InvalidInput(
+                f"There is no best trial, so it has no checkpoint: {why or 'no trial has reported yet'}."
+            )
         if not record.saved:
             raise InvalidInput(f"Trial {record.id} has saved nothing: its training called no run.save().")
         store = self._store if self._target is None else open_store(self._target, write=False)

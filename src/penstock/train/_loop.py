@@ -24,6 +24,7 @@ from torch import Tensor
 
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
+from penstock.train._explored import carried, fits
 from penstock.train._layout import lay_out
 from penstock.train._loader import Loaded, Source, copied, derive, flatten, order_of
 from penstock.train._seeding import seed_torch
@@ -215,7 +216,7 @@ class Trainer:
         )
         used |= taken
         if used and built:  # nobody saw which names the factory of a given model looked at
-            _warn_once(task.check_names(config, used, certain=not task.factory_gets_all))
+            _warn_once(task.check_names(config, used, certain=not task.factory_gets_all(self.config)))
         clip = self.config.get("clip_norm", task.clip_norm)
         self.clip_norm: float | None = None if clip is None else float(clip)
         self.dtype, self.scaler = _precision(self.device, task.amp)
@@ -629,6 +630,7 @@ class Trainer:
             "losses": torch.cat([loss.reshape(-1) for loss in self._losses]).cpu() if self._losses else None,
             "lr_found": not self._needs_lr,
             "held": None if self._held is None else dict(self._held),
+            "config": dict(self.config),
         }
 
     def fingerprint(self) -> int:
@@ -643,21 +645,31 @@ class Trainer:
         return crc
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state()``.
+        """Go on from a ``state()``; one of another configuration (PBT) goes on under this one.
 
         Raises:
             InvalidInput: It is another model's.
         """
+        before = state.get("config", self.config)  # not in checkpoints of before
+        changed = [name for name in {**before, **self.config} if before.get(name) != self.config.get(name)]
+        optimizer, schedule = state["optimizer"], state["schedule"]
+        if changed:
+            optimizer, schedule = self._carried(before, optimizer, schedule)
         try:
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(optimizer)
         except (RuntimeError, ValueError, KeyError) as error:
+            remedy = "Did the model factory change since it was saved?"
+            if changed:
+                remedy = (
+                    f"It was saved with another {', '.join(changed)}: what changes the network must be "
+                    "structural=True in the space, so that trials which take over weights keep it."
+                )
             raise InvalidInput(
-                f"The checkpoint does not fit the model of this configuration: {error}. "
-                "Did the model factory change since it was saved?"
+                f"The checkpoint does not fit the model of this configuration: {error}. {remedy}"
             ) from error
-        if self.schedule is not None and state["schedule"] is not None:
-            self.schedule.load_state_dict(state["schedule"])
+        if self.schedule is not None and schedule is not None:
+            self.schedule.load_state_dict(schedule)
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.epoch = int(state["epoch"])
@@ -670,6 +682,26 @@ class Trainer:
         self._held = None if held is None else dict(held)
         # A loss that has trained it needs no look, which takes a forward at every promotion, pause and resize.
         self._checked = self.epoch > 0 or self.step > 0
+
+    def _carried(self, before: Config, optimizer: Any, schedule: Any) -> tuple[Any, Any]:
+        """The states of an optimizer and a schedule that were trained with ``before``, for this configuration."""
+        lr = None if "lr" in before and "lr" in self.config else 1.0  # one that was found stays
+        old_kind, old, old_schedule, old_steps = self._fresh(before, lr)
+        kind, new, new_schedule, steps = self._fresh(self.config, lr)
+        groups = carried(optimizer["param_groups"], old["param_groups"], new["param_groups"])
+        kept = kind is old_kind and fits(old["param_groups"], new["param_groups"])
+        if schedule is not None and old_schedule is not None and new_schedule is not None:
+            pace = steps / old_steps if self._per_step else 1.0
+            schedule = carried(schedule, old_schedule, new_schedule, pace=pace)
+        return {"state": optimizer["state"] if kept else {}, "param_groups": groups}, schedule
+
+    def _fresh(self, config: Config, lr: float | None) -> tuple[type, Any, Any, int]:
+        """Optimizer and schedule as a configuration makes them: their states, and the steps of an epoch."""
+        size = min(self.task.size_of_batches(config), self.data.train.n)
+        steps = _steps(self.data.train.n, size, self.task.drop_last)
+        made, _ = self.task.build_optimizer(self.task.groups(self.model, config), config, lr=lr)
+        schedule, _, _ = self.task.build_schedule(made, config, steps_per_epoch=steps)
+        return type(made), made.state_dict(), None if schedule is None else schedule.state_dict(), steps
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -91,7 +91,8 @@ class Task:
     Hyperparameters reach the parts by name: the optimizer gets those of its signature (``lr``, ``momentum``,
     ``weight_decay``, ``betas`` or ``beta1`` and ``beta2``, ...), the schedule and the model factory those of
     theirs; ``batch_size`` and ``clip_norm`` are the loop's. A name that nobody takes is an error, for a study
-    would tune nothing with it.
+    would tune nothing with it (a warning in the worker's log where the factory gets the whole configuration, or
+    another one of several optimizers takes it).
 
     Args:
         model: Makes the ``nn.Module``: a function of the configuration (``def make(config)``), of some of its
@@ -444,15 +445,15 @@ class Task:
             f"parameter and the model factory {_name(self.model)} did not look at it. "
             "Remove it from the space, or use it in the factory."
         )
-        if certain:
+        others = self.optimizer.values() if isinstance(self.optimizer, dict) else ()
+        if certain and not all(any(name in _parameters(make)[0] for make in others) for name in unknown):
             raise InvalidInput(text)
         return text
 
-    @property
-    def factory_gets_all(self) -> bool:
+    def factory_gets_all(self, config: Config) -> bool:
         """Whether the factory gets the whole configuration, so that what it uses is only seen, not known."""
-        names, takes_all = _parameters(self.model)
-        return takes_all or bool(names)
+        seen = _Seen(config)
+        return any(given is seen for given in _arguments(self.model, seen, "model")[0])
 
 
 class _Seen(Mapping[str, Any]):
