@@ -25,6 +25,7 @@ import penstock as pk
 from penstock.core import Ended, Resized, Share, Started, TrialStatus
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
 from penstock.execute import Executor, Job, Ray, _ray
+from penstock.execute._actor import TOKEN
 from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
 from penstock.train import elastic
 
@@ -231,6 +232,41 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_loses_no_epoch(
     assert all(drive.ended(trial).status is TrialStatus.COMPLETED for trial in range(HEAD_CPUS + 1))
     assert drive.executor.slots == HEAD_CPUS
     drive.state.validate()
+
+
+def test_a_node_that_leaves_while_its_actors_start_is_no_reason_to_give_up(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path
+) -> None:
+    """They are unreachable before Ray says that the node has left: three workers that can't be started, it seems."""
+    import ray._private.state
+
+    node = cluster.add_node(num_cpus=3, object_store_memory=80 << 20)
+    try:
+        drive = make(counts)
+        drive.until(lambda: drive.executor.slots == HEAD_CPUS + 3)
+        devices = [free.device for free in drive.executor.free()]
+        names = [device.id for device in devices if device.node.endswith(node.node_id[:6])]
+        token, text = tmp_path / TOKEN, (tmp_path / TOKEN).read_text()
+        token.unlink()
+        os.mkfifo(token)  # an actor that looks whether it sees the folder waits here
+        before = set(ray._private.state.actors())
+        work = [segment(trial, until=2) for trial in range(3)]
+        drive.submit(work)
+        for part, name in zip(work, names, strict=True):
+            drive.start([part], [Share(name)])
+
+        def starting() -> int:
+            actors = ray._private.state.actors()
+            return sum(each["State"] == "ALIVE" for name, each in actors.items() if name not in before)
+
+        drive.until(lambda: starting() == 3)
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    token.unlink()
+    token.write_text(text)
+    drive.finish(3)
+    assert [drive.ended(trial).status for trial in range(3)] == [TrialStatus.COMPLETED] * 3
+    assert sum(isinstance(event, Started) for event in drive.events) == 3
 
 
 def test_work_that_cannot_be_imported_is_no_endless_loop(

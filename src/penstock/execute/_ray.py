@@ -679,7 +679,7 @@ class Ray(Executor):
             self._book.fail(flight, self._clock.now_s(), fate, detail, lost=lost)
 
     def _start_failed(self, worker: Actor, why: str, detail: str, *, sure: bool) -> None:
-        if not self._starts.failed(sure=sure):
+        if not self._starts.failed(sure=sure, born_s=worker.born_s, now_s=time.monotonic()):
             return
         self._error = ExecutorError(
             f"Workers can't be started on node {worker.lease.node.name}: {why}. Penstock and what the training "
