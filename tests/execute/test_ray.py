@@ -269,6 +269,43 @@ def test_a_node_that_leaves_while_its_actors_start_is_no_reason_to_give_up(
     assert sum(isinstance(event, Started) for event in drive.events) == 3
 
 
+def load_when(path: str) -> Any:
+    """Takes a worker that loads its work until there is a file of this name."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return counts
+
+
+class Late:
+    """Work that workers begin with when a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return load_when, (str(self.path),)
+
+
+def test_a_trial_told_to_stop_is_not_begun_anew_when_its_actor_dies_before_it_began(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """The order went to the actor that is no more."""
+    go = tmp_path / "go"
+    drive = make(Late(go), [segment(0, until=3)], slots=1)
+    executor: Any = drive.executor
+    drive.until(lambda: executor._book.of(0) is not None and executor._book.of(0).sent)
+    executor.stop([0], reason="not needed", keep=True)
+    [worker] = executor._leases.waited_for.values()
+    os.kill(worker.opened.pid, signal.SIGKILL)
+    drive.until(lambda: worker not in worker.lease.workers)
+    go.touch()
+    drive.finish(1)
+    assert [type(event) for event in drive.of(0)] == [Ended]
+    ended = drive.ended(0)
+    assert (ended.status, ended.reason, ended.kept) == (TrialStatus.PAUSED, "not needed", True)
+    assert sum(free.fraction for free in executor.free()) == 1
+
+
 def test_work_that_cannot_be_imported_is_no_endless_loop(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ class Flight:
         again: It goes on with other shares: its start was told long ago.
         target: Shares to go on with, from the next report on.
         claims: Those of them that are kept free for it until then.
-        asked: The reason and the ``keep`` of the order to stop, if it has one.
+        asked: Per trial that was told to stop, the reason and the ``keep`` of the order.
         passed: Workers that were lost before they had begun it.
         began_s: When it began.
         last_s: Of its latest event.
@@ -53,7 +53,7 @@ class Flight:
     again: bool = False
     target: tuple[Share, ...] = ()
     claims: tuple[Share, ...] = ()
-    asked: tuple[str, bool] | None = None
+    asked: dict[int, tuple[str, bool]] = field(default_factory=dict)
     passed: int = 0
     began_s: float = 0.0
     last_s: float = 0.0
@@ -170,6 +170,14 @@ class Book:
         status = TrialStatus.PAUSED if keep else TrialStatus.STOPPED
         self.end(flight, Ended(now_s, trial, status, flight.epochs[trial], reason, kept=keep))
 
+    def drop_asked(self, flight: Flight, now_s: float) -> None:
+        """End those of its trials that were told to stop, now that nobody trains them any more."""
+        now_s = max(now_s, flight.last_s)
+        for trial in sorted(flight.open & flight.asked.keys()):
+            reason, keep = flight.asked[trial]
+            self.drop(flight, trial, now_s, reason, keep=keep)
+        self.forget_ended()
+
     def forget_ended(self) -> None:
         """What has ended waits no more."""
         self.waiting = deque(flight for flight in self.waiting if flight.open)
@@ -182,7 +190,7 @@ class Book:
         A trial that was told to stop is not: its end would be taken for the stop before the change.
         """
         flight = self._by_trial.get(trial)
-        if flight is None or not flight.sent or flight.target or flight.asked is not None or not shares:
+        if flight is None or not flight.sent or flight.target or flight.asked or not shares:
             return None
         placement = flight.launch.placement
         if placement.max_devices < len(shares) or len(placement.segments) > 1:
@@ -213,8 +221,8 @@ class Book:
         now_s = max(now_s, flight.last_s)
         self.unclaim(flight)
         (trial,) = flight.open
-        if flight.asked is not None:
-            reason, keep = flight.asked
+        if trial in flight.asked:
+            reason, keep = flight.asked[trial]
             self.drop(flight, trial, now_s, reason, keep=keep)
             return None
         placement = replace(flight.launch.placement, shares=shares)

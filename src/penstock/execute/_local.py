@@ -431,7 +431,7 @@ class Local(Executor):
                         errand.close()
                     self._errands[flight.number] = self._dispatch.errands(flight)
                 continue
-            flight.asked = flight.asked or (reason, keep)
+            flight.asked.setdefault(trial, (reason, keep))
             lead = self._errands[flight.number][0]
             if lead.worker is not None:
                 lead.worker.tell_to_stop(lead, trial, reason, keep=keep)

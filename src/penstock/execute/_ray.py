@@ -426,7 +426,7 @@ class Ray(Executor):
         for trial, flight in wanted.items():
             holder = self._holder(flight)
             if flight.sent:
-                flight.asked = flight.asked or (reason, keep)
+                flight.asked.setdefault(trial, (reason, keep))
                 self._tell_to_stop(holder, trial, reason, keep=keep)
                 continue
             self._book.drop(flight, trial, self._clock.now_s(), reason, keep=keep)
@@ -664,7 +664,7 @@ class Ray(Executor):
         self._release(worker)
         self._leases.forget(worker)
         if flight is not None:
-            self._book.recall(flight)
+            self._recall(flight)
 
     def _blame(self, worker: Actor, fate: str, detail: str, *, lost: bool) -> None:
         """End the worker's segment, unless it has not begun as far as anybody knows."""
@@ -674,9 +674,14 @@ class Ray(Executor):
         self._release(worker)
         if not flight.seen and lost and self._starts.excused(flight.passed):
             flight.passed += 1
-            self._book.recall(flight)
+            self._recall(flight)
         else:
             self._book.fail(flight, self._clock.now_s(), fate, detail, lost=lost)
+
+    def _recall(self, flight: Flight) -> None:
+        """Let a segment that was not begun wait again; the order to stop it went to who is gone, and holds."""
+        self._book.recall(flight)
+        self._book.drop_asked(flight, self._clock.now_s())
 
     def _start_failed(self, worker: Actor, why: str, detail: str, *, sure: bool) -> None:
         if not self._starts.failed(sure=sure, born_s=worker.born_s, now_s=time.monotonic()):
