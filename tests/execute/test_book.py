@@ -186,6 +186,22 @@ def test_what_no_worker_has_does_not_change() -> None:
     assert book.resize(77, [Share("a")]) is None
 
 
+def test_what_goes_on_elsewhere_is_seen_when_a_worker_has_begun_it_there() -> None:
+    """Or else who is lost before that would cost its trial a try."""
+    book = Book()
+    flight = flown(book, 0, max_devices=2)
+    book.hear(flight, start(0), 1.0)
+    assert flight.seen
+    book.resize(0, [Share("b")])
+    after = book.regroup(flight, flight.target, 2.0)
+    assert after is not None
+    assert not after.seen
+    book.take_events()
+    book.hear(after, start(0), 3.0)
+    assert after.seen
+    assert book.take_events() == []
+
+
 def test_who_was_told_to_stop_ends_when_nobody_trains_it_any_more() -> None:
     """The order went to a worker that is gone; the others of its group still wait."""
     book = Book()

@@ -629,6 +629,37 @@ def test_a_trial_whose_new_device_leaves_before_it_changes_goes_on_with_the_othe
     drive.executor.close()
 
 
+def test_a_trial_whose_new_device_has_just_left_is_not_lost(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has stopped for the change, and waits for an actor where there is none any more: nothing of it was lost."""
+    node = cluster.add_node(num_cpus=HEAD_CPUS, object_store_memory=80 << 20)
+    try:
+        drive = make(descends, cpus=HEAD_CPUS)  # a node is a device
+        drive.until(lambda: drive.executor.slots == 2)
+        shares = {free.device.node: Share(free.device.id) for free in drive.executor.free()}
+        two = next(share for name, share in shares.items() if name.endswith(node.node_id[:6]))
+        one = next(share for share in shares.values() if share is not two)
+        work = segment(0, until=6, config={"go": str(tmp_path / "go"), "at": 3})
+        drive.submit([work])
+        drive.start([work], [one], max_devices=2)
+        drive.until(lambda: len(drive.reports(0)) == 3)
+        drive.executor.resize(0, [two])
+        with monkeypatch.context() as unnoticed:
+            unnoticed.setattr(_ray, "_REFRESH_S", 1e9)
+            cluster.remove_node(node, allow_graceful=False)
+            (tmp_path / "go").touch()
+            drive.until(lambda: any(isinstance(event, Resized) for event in drive.events))
+    finally:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node, allow_graceful=False)
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    assert [event.shares for event in drive.of(0) if isinstance(event, Resized)] == [(two,), (one,)]
+    assert [report.epoch for report in drive.reports(0)] == [1, 2, 3, 4, 5, 6]
+    drive.executor.close()
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 

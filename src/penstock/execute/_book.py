@@ -32,6 +32,7 @@ class Flight:
         open: Trials without an ``Ended`` yet.
         epochs: Per trial, the last one reported.
         sent: Whether a worker has it.
+        seen: Whether a worker has begun it, as far as anybody knows.
         begun: Trials of whose start the study has been told.
         again: It goes on with other shares: its start was told long ago.
         target: Shares to go on with, from the next report on.
@@ -49,6 +50,7 @@ class Flight:
     open: set[int]
     epochs: dict[int, int]
     sent: bool = False
+    seen: bool = False
     begun: set[int] = field(default_factory=set)
     again: bool = False
     target: tuple[Share, ...] = ()
@@ -58,11 +60,6 @@ class Flight:
     began_s: float = 0.0
     last_s: float = 0.0
     drawn: Measurement | None = None
-
-    @property
-    def seen(self) -> bool:
-        """Whether a worker has begun it, as far as anybody knows."""
-        return bool(self.begun)
 
     @property
     def exclusive(self) -> bool:
@@ -124,6 +121,7 @@ class Book:
         time_s = flight.last_s = max(flight.last_s, time_s)
         event = to_event(message, time_s)
         if event is None:
+            flight.seen = True
             if not flight.again:
                 self._start(flight, message[2], time_s, message[4])
         elif isinstance(event, Ended):
