@@ -179,11 +179,20 @@ def test_a_trial_told_to_stop_does_not_change_any_more() -> None:
     assert book.holdings.free("b") == 1.0
 
 
-def test_what_no_worker_has_does_not_change() -> None:
+def test_what_waits_does_not_change() -> None:
     book = Book()
-    flown(book, 0, max_devices=2).sent = False
+    book.recall(flown(book, 0, max_devices=2))
     assert book.resize(0, [Share("a"), Share("b")]) is None
     assert book.resize(77, [Share("a")]) is None
+
+
+def test_what_a_worker_is_to_have_changes() -> None:
+    """It may take long to come up, and the study can't know that its order was not heard."""
+    book = Book()
+    flight = flown(book, 0, max_devices=2)
+    flight.sent = False
+    assert book.resize(0, [Share("a"), Share("b")]) is flight
+    assert book.holdings.free("b") == 0.0
 
 
 def test_what_goes_on_elsewhere_is_seen_when_a_worker_has_begun_it_there() -> None:

@@ -660,6 +660,26 @@ def test_a_trial_whose_new_device_has_just_left_is_not_lost(
     drive.executor.close()
 
 
+def test_a_trial_whose_actor_is_still_starting_is_changed(make: Callable[..., Drive], tmp_path: Path) -> None:
+    """To its study it runs: it would be waited for to change, for as long as it lives."""
+    drive = make(descends, slots=2)
+    one, two = (Share(free.device.id) for free in drive.executor.free())
+    work = segment(0, until=100_000, config={"go": str(tmp_path / "go")})
+    drive.submit([work])
+    drive.start([work], [one], max_devices=2)
+    drive.executor.resize(0, [two])
+    assert drive.executor.free() == ()
+    drive.until(
+        lambda: any(isinstance(event, Resized) for event in drive.events) or len(drive.reports(0)) > 9
+    )
+    drive.executor.resize(0, [one])  # the actor on the other device has yet to start
+    drive.until(lambda: len(drive.reports(0)) > 9)
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert [event.shares for event in drive.of(0) if isinstance(event, Resized)] == [(two,), (one,)]
+    assert sum(free.fraction for free in drive.executor.free()) == 2
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 

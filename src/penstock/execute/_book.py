@@ -183,12 +183,12 @@ class Book:
     # -- changing shares --------------------------------------------------------------------------------
 
     def resize(self, trial: int, shares: Sequence[Share]) -> Flight | None:
-        """Keep the new shares free for a trial that a worker has; None: it is not to change.
+        """Keep the new shares free for a trial that a worker has or is to have; None: it is not to change.
 
         A trial that was told to stop is not: its end would be taken for the stop before the change.
         """
         flight = self._by_trial.get(trial)
-        if flight is None or not flight.sent or flight.target or flight.asked or not shares:
+        if flight is None or flight in self.waiting or flight.target or flight.asked or not shares:
             return None
         placement = flight.launch.placement
         if placement.max_devices < len(shares) or len(placement.segments) > 1:

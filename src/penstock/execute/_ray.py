@@ -414,6 +414,8 @@ class Ray(Executor):
         flight.sent = True
         trials = tuple(spec[0] for spec in specs)
         worker.handle.take.remote(worker.turn, flight.number, trials, tuple(messages), *files)
+        if flight.target:  # it was asked for while the actor came up
+            self._tell_to_stop(worker, trials[0], ORDER, keep=True)
 
     def _holder(self, flight: Flight) -> Actor | None:
         return next((w for w in self._leases.waited_for.values() if w.flight is flight), None)
@@ -446,7 +448,8 @@ class Ray(Executor):
         """Stop a trial's workers at its next report, and let it go on from its checkpoint on other shares."""
         flight = self._book.resize(trial, shares)
         if flight is not None:
-            self._tell_to_stop(self._holder(flight), trial, ORDER, keep=True)
+            if flight.sent:
+                self._tell_to_stop(self._holder(flight), trial, ORDER, keep=True)
             self._free = None
 
     def _regroup(self, worker: Actor, flight: Flight, time_s: float) -> None:
