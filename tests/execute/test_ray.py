@@ -680,6 +680,28 @@ def test_a_trial_whose_actor_is_still_starting_is_changed(make: Callable[..., Dr
     assert sum(free.fraction for free in drive.executor.free()) == 2
 
 
+def test_a_worker_that_dies_when_its_trial_has_moved_on_is_not_replaced(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """Its actor made room for the trial's next one, and what is asked of it is answered at once, again and again."""
+    drive = make(descends, slots=2)
+    executor: Any = drive.executor
+    one, two = (Share(free.device.id) for free in executor.free())
+    work = segment(0, until=6, config={"go": str(tmp_path / "go"), "at": 3})
+    drive.submit([work])
+    drive.start([work], [one], max_devices=2)
+    drive.until(lambda: len(drive.reports(0)) == 3)
+    executor.resize(0, [one, two])
+    [worker] = executor._leases.waited_for.values()
+    end = ("e", worker.flight.number, 0, time.monotonic(), "paused", 3, "other shares", "", True, None)
+    executor._take(worker, [("m", pickle.dumps([end])), ("d", -9, "")])
+    assert worker not in worker.lease.workers
+    assert worker not in executor._leases.waited_for.values()
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 

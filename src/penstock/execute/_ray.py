@@ -581,6 +581,8 @@ class Ray(Executor):
         if answer:
             worker.heard_s = time.monotonic()
         for item in answer:
+            if worker not in worker.lease.workers:
+                return  # its trial goes on elsewhere, and it made room
             if item[0] == "m":
                 self._hear(worker, pickle.loads(item[1]))
             elif item[0] == "f":
