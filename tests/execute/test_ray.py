@@ -306,6 +306,27 @@ def test_a_trial_told_to_stop_is_not_begun_anew_when_its_actor_dies_before_it_be
     assert sum(free.fraction for free in executor.free()) == 1
 
 
+def test_devices_go_back_with_the_last_actor_that_had_them(make: Callable[..., Drive]) -> None:
+    """Nobody is left whose idle time would tell that they are not needed."""
+    import ray
+
+    drive = make(counts, [segment(0, until=1)], slots=1)
+    drive.finish(1)
+    executor: Any = drive.executor
+    [lease] = executor._leases.by_key.values()
+    [worker] = lease.workers
+    os.kill(worker.opened.pid, signal.SIGKILL)
+
+    def noticed() -> bool:
+        executor._look_after()
+        executor._listen(0.1)  # nothing is under way, so a poll does not
+        return not lease.workers
+
+    drive.until(noticed)
+    assert executor._leases.by_key == {}
+    assert ray.util.placement_group_table(lease.group)["state"] == "REMOVED"
+
+
 def test_work_that_cannot_be_imported_is_no_endless_loop(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -660,14 +660,14 @@ class Ray(Executor):
     def _died(self, worker: Actor, fate: str, detail: str, *, lost: bool) -> None:
         """End the worker's segment and forget it."""
         self._blame(worker, fate, detail, lost=lost)
-        self._leases.forget(worker)
+        self._leases.bury(worker)
         self._free = None
 
     def _set_aside(self, worker: Actor) -> None:
         """A worker that never began: its segment has not suffered."""
         flight = worker.flight
         self._release(worker)
-        self._leases.forget(worker)
+        self._leases.bury(worker)
         if flight is not None:
             self._recall(flight)
 
