@@ -919,6 +919,19 @@ def test_who_was_not_listened_to_was_not_silent(monkeypatch: pytest.MonkeyPatch)
     assert told == ["no report for 5 s (timeout_s)"]
 
 
+def test_what_runs_on_a_node_that_has_just_left_is_not_set_aside() -> None:
+    """Another actor of the same lease waits for room and finds none any more; but this one was at work, and is lost."""
+    worker, other = SimpleNamespace(born_s=0.0), SimpleNamespace()
+    worker.lease = SimpleNamespace(key=("a",), group=None, workers=[worker, other])
+    executor: Any = Ray()
+    set_aside: list[Any] = []
+    table = {"state": "RESCHEDULING"}
+    executor._ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
+    executor._refresh, executor._set_aside = worker.lease.workers.clear, set_aside.append
+    executor._check_stuck(worker)
+    assert set_aside == []
+
+
 def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:
     for executor in (Ray(gpus=True, wait_s=0.0), Ray(slots_per_trial=64, wait_s=0.0)):
         with pytest.raises(ExecutorError, match="wait_s"):

@@ -523,6 +523,9 @@ class Ray(Executor):
         table = self._ray.util.placement_group_table(worker.lease.group)
         if table.get("state") == "CREATED":
             return  # the actor is on its way: a large environment, a slow machine
+        self._refresh()  # others of the lease may have been at work, on a node that has just left
+        if worker not in worker.lease.workers:
+            return
         self._cluster.take(worker.lease.key)
         for other in list(worker.lease.workers):
             self._set_aside(other)
