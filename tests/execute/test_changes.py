@@ -142,6 +142,31 @@ def test_a_worker_that_dies_before_it_has_begun_is_replaced_in_a_crew(make: Call
     assert len([event for event in drive.events if isinstance(event, Ended)]) == 3
 
 
+def test_the_order_to_stop_follows_a_crew_whose_lead_dies_before_it_has_begun(
+    make: Callable[..., Drive],
+) -> None:
+    """It was told to one of whose death nobody had heard, and another takes its place."""
+    drive = make(waits)
+    work = [segment(0, until=1), segment(1, until=1), segment(2, until=4)]
+    drive.submit(work)
+    for number, device in enumerate(("cpu:0", "cpu:1")):
+        drive.start([work[number]], [Share(device)])
+    drive.finish(2)
+    for pid in {int(event.metrics["pid"]) for event in drive.events if isinstance(event, Reported)}:
+        pidfd = os.pidfd_open(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert select.select([pidfd], [], [], DEADLINE_S)[0]
+        finally:
+            os.close(pidfd)
+    drive.start([work[2]], [Share("cpu:0"), Share("cpu:1")], max_devices=2)
+    drive.executor.stop([2], reason="too slow")
+    drive.finish(3)
+    ended = drive.ended(2)
+    assert (ended.status, ended.reason) == (TrialStatus.STOPPED, "too slow")
+    assert ended.epoch < 4
+
+
 @pk.elastic(max_devices=3)
 def one_dies(run: pk.Run) -> None:
     """One of three dies in its second epoch; the others wait for ever, in no collective operation."""

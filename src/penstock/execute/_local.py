@@ -356,10 +356,15 @@ class Local(Executor):
         self._push(worker, errand)
 
     def _push(self, worker: Worker, errand: Errand) -> None:
+        flight = errand.flight
         worker.push(errand)
-        errand.flight.sent = True
-        if errand.flight.target:  # another worker was told
+        flight.sent = True
+        if flight.target:  # another worker was told
             self._tell_to_change(errand)
+        if flight.asked and errand.rank == 0:
+            for trial in sorted(flight.open & flight.asked.keys()):  # and so it was of this
+                reason, keep = flight.asked[trial]
+                worker.tell_to_stop(errand, trial, reason, keep=keep)
 
     def _start(self, workers: Workers, shares: tuple[Share, ...]) -> Worker:
         """A new worker, in place of the longest idle one where there are more than slots."""
