@@ -14,7 +14,7 @@ import pytest
 
 import penstock as pk
 from penstock.core import Ended, Reported, Resized, Share, TrialStatus
-from penstock.execute import Job, Local
+from penstock.execute import Job, Local, _crew
 from penstock.testing.executors import DEADLINE_S, Drive, segment
 
 pytestmark = pytest.mark.faults
@@ -193,3 +193,33 @@ def test_when_one_worker_of_a_trial_dies_the_others_end(make: Callable[..., Driv
     assert "exit code 7" in ended.reason
     assert "last words" in ended.error
     assert len([event for event in drive.events if isinstance(event, Ended)]) == 1
+
+
+@pk.elastic(max_devices=3)
+def one_fails_late(run: pk.Run) -> None:
+    """When all epochs are over: one of three fails, one hangs and the lead waits for the file ``config["go"]``."""
+    for _ in run.epochs():
+        run.report(loss=0.0)
+    if run.world.rank == 1:
+        raise ValueError("late")
+    while run.world.rank == 2 or not os.path.exists(run.config["go"]):
+        time.sleep(0.01)
+
+
+def test_who_hangs_after_another_failed_and_the_lead_ended_well_is_ended(
+    make: Callable[..., Drive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trial is over, and its device is for the next one."""
+    monkeypatch.setattr(_crew, "FAREWELL_S", 1e6)  # however late the lead hears that it may end
+    drive = make(one_fails_late, slots=3)
+    executor: Any = drive.executor
+    work = segment(0, until=1, config={"go": str(tmp_path / "go")})
+    drive.submit([work])
+    drive.start([work], [Share(f"cpu:{number}") for number in range(3)], max_devices=3)
+    drive.until(lambda: bool(executor._failing))
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    [(crew, _)] = executor._parting
+    crew._due_s = 0.0
+    drive.until(lambda: len(free(drive)) == 3)

@@ -288,7 +288,7 @@ class Slot:
                     poll.register(child.pidfd, select.POLLIN)
         most_s = 5.0 if all(child.pidfd is not None for child in crew) else 0.2
         due_s = None if self._team is None else self._team[1].wait_s(time.monotonic())
-        late_s = [team.late_s(time.monotonic()) for _, team in self._parting]
+        late_s = [team.parts_s(time.monotonic()) for _, team in self._parting]
         most_s = min([most_s, *(each for each in (due_s, *late_s) if each is not None)])
         ready = {fd for fd, _ in poll.poll(1000 * min(wait_s, most_s))}
         if self._wake_r in ready:
@@ -344,7 +344,7 @@ class Slot:
 
     def _settled(self) -> list[tuple[Any, ...]]:
         """The failure of a crew, once it is clear why; who has not noticed ends with it, and so do the others."""
-        if any(team.late_s(time.monotonic()) == 0.0 for _, team in self._parting):
+        if any(team.parts_s(time.monotonic()) == 0.0 for _, team in self._parting):
             self._bury()  # one hangs: the next trial would wait for it
             return [("d", None, "")]
         team = self._team

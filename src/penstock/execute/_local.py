@@ -517,7 +517,7 @@ class Local(Executor):
             due_s = None if crew is None else crew.wait_s(self._clock.now_s())
             wait = wait if due_s is None else min(wait, due_s)
         for crew, _ in self._parting:
-            due_s = crew.late_s(self._clock.now_s())
+            due_s = crew.parts_s(self._clock.now_s())
             wait = wait if due_s is None else min(wait, due_s)
         return wait
 
@@ -612,7 +612,7 @@ class Local(Executor):
             self._finish(flight)
         self._parting = [(crew, errand) for crew, errand in self._parting if errand.rank in crew.running]
         for crew, errand in self._parting:
-            if crew.late_s(now_s) == 0.0 and errand.worker is not None and not errand.worker.verdict:
+            if crew.parts_s(now_s) == 0.0 and errand.worker is not None and not errand.worker.verdict:
                 errand.worker.kill("its trial is over, and it has not ended")
 
     def _pump(self, workers: Workers) -> None:
