@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 import penstock as pk
-from penstock.core import Ended, Resized, Share, Started, TrialStatus
+from penstock.core import Ended, Placement, Resized, Share, Started, TrialStatus
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
-from penstock.execute import Executor, Job, Ray, _ray
+from penstock.execute import Executor, Job, Launch, Ray, _ray
 from penstock.execute._actor import TOKEN
 from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
 from penstock.train import elastic
@@ -917,6 +917,31 @@ def test_who_was_not_listened_to_was_not_silent(monkeypatch: pytest.MonkeyPatch)
     now_s = 164.1
     executor._look_after()
     assert told == ["no report for 5 s (timeout_s)"]
+
+
+def test_a_device_that_was_kept_for_a_change_and_went_to_another_trial_is_no_error() -> None:
+    """One that lost its own is moved to whatever is free, also to what a study keeps for a change at a later epoch."""
+    executor: Any = Ray()
+    book = executor._book
+    flights = []
+    for trial, device in enumerate("ab"):
+        flight = book.flight(
+            Launch(Placement((segment(trial),), (Share(device),), max_devices=2), (None,), (0,))
+        )
+        book.add(flight)
+        book.holdings.hold(flight.shares)
+        flight.sent = True
+        flights.append(flight)
+    executor.resize(0, [Share("b")])
+    assert book.take_events() == []  # its start is not told yet, and with that the study asks again
+    book.hear(flights[0], ("s", 1, 0, 5.0, 0), 5.0)
+    book.take_events()
+    executor.resize(0, [Share("b")])
+    (event,) = book.take_events()
+    assert isinstance(event, Resized)
+    assert (event.trial, event.shares) == (0, (Share("a"),))
+    assert flights[0].target == ()
+    assert book.holdings.free("a") == book.holdings.free("b") == 0.0
 
 
 def test_what_runs_on_a_node_that_has_just_left_is_not_set_aside() -> None:

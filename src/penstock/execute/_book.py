@@ -202,6 +202,13 @@ class Book:
         flight.target, flight.claims = tuple(shares), claims
         return flight
 
+    def decline(self, trial: int, now_s: float) -> None:
+        """Tell that a trial which was to change keeps what it has; one that has not begun is asked again later."""
+        flight = self._by_trial.get(trial)
+        if flight is not None and flight.begun:
+            now_s = flight.last_s = max(now_s, flight.last_s)
+            self.events.append(Resized(now_s, trial, flight.shares))
+
     def unclaim(self, flight: Flight) -> None:
         """What was kept for a change is free."""
         self.holdings.release(flight.claims)

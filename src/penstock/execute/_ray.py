@@ -446,7 +446,11 @@ class Ray(Executor):
 
     def resize(self, trial: int, shares: Sequence[Share]) -> None:
         """Stop a trial's workers at its next report, and let it go on from its checkpoint on other shares."""
-        flight = self._book.resize(trial, shares)
+        try:
+            flight = self._book.resize(trial, shares)
+        except ExecutorError:  # who lost its own device was moved to one that the study kept for this
+            self._book.decline(trial, self._clock.now_s())
+            return
         if flight is not None:
             if flight.sent:
                 self._tell_to_stop(self._holder(flight), trial, ORDER, keep=True)
