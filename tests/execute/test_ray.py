@@ -26,7 +26,7 @@ from penstock.core import Ended, Placement, Resized, Share, Started, TrialStatus
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
 from penstock.execute import Executor, Job, Launch, Ray, _ray
 from penstock.execute._actor import TOKEN
-from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
+from penstock.testing.executors import Drive, ExecutorSuite, counts, one_hangs, segment
 from penstock.train import elastic
 
 pytestmark = pytest.mark.faults
@@ -723,6 +723,22 @@ def test_a_worker_that_dies_when_its_trial_has_moved_on_is_not_replaced(
     assert drive.ended(0).status is TrialStatus.COMPLETED
 
 
+def test_who_hangs_after_its_lead_has_ended_costs_the_next_trial_nothing(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """It is given to the same crew at once, begins when that is whole again, and has lost nothing."""
+    drive = make(one_hangs, slots=2, job={"meter": False})
+    shares = [Share(free.device.id) for free in drive.executor.free()]
+    for trial in range(2):
+        work = segment(trial, until=2, config={"pid": str(tmp_path / "pid")})
+        drive.submit([work])
+        drive.start([work], shares, max_devices=2)
+        drive.finish(trial + 1)
+    assert [drive.ended(trial).reason for trial in range(2)] == ["", ""]
+    assert [drive.ended(trial).status for trial in range(2)] == [TrialStatus.COMPLETED] * 2
+    assert sum(isinstance(event, Started) for event in drive.of(1)) == 1
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 
@@ -942,6 +958,25 @@ def test_a_device_that_was_kept_for_a_change_and_went_to_another_trial_is_no_err
     assert (event.trial, event.shares) == (0, (Share("a"),))
     assert flights[0].target == ()
     assert book.holdings.free("a") == book.holdings.free("b") == 0.0
+
+
+def test_a_crew_does_not_meet_where_one_before_it_has_waited() -> None:
+    """An actor's next workers may get the same segment: they would look for those that are no more."""
+    executor: Any = Ray()
+    executor._job = SimpleNamespace(files=Path())
+    shares = (Share("a"), Share("b"))
+    flight = executor._book.flight(Launch(Placement((segment(0),), shares, max_devices=2), (None,), (0,)))
+    sent: list[Any] = []
+    worker = SimpleNamespace(
+        flight=flight, opened=SimpleNamespace(folder="here", shared=True), gpus=0, threads=1
+    )
+    worker.handle = SimpleNamespace(take=SimpleNamespace(remote=lambda *given: sent.append(given[3])))
+    worker.members = 2
+    for worker.turn in (1, 2):
+        executor._send(worker)
+    places = [[pickle.loads(message)[4]["world"][2] for message in messages] for messages in sent]
+    assert [len(set(each)) for each in places] == [1, 1]
+    assert places[0] != places[1]
 
 
 def test_what_runs_on_a_node_that_has_just_left_is_not_set_aside() -> None:

@@ -403,7 +403,9 @@ class Ray(Executor):
         messages = []
         for rank in range(worker.members):
             if worker.members > 1:
-                facts["world"] = (rank, worker.members, f"{opened.folder}/meet-{flight.number}")
+                # Of this turn's workers alone: those before may have waited there for the same segment.
+                place = f"{opened.folder}/meet-{flight.number}-{worker.turn}"
+                facts["world"] = (rank, worker.members, place)
             messages.append(pickle.dumps((flight.number, specs, names, worker.threads, facts), protocol=5))
         files: list[Any] = []
         if not opened.shared:
