@@ -157,7 +157,7 @@ def test_a_trial_told_to_stop_while_it_changes_ends_as_it_was_told() -> None:
     flight = flown(book, 0, max_devices=2)
     book.hear(flight, report(0, 2), 1.0)
     book.resize(0, [Share("a"), Share("b")])
-    flight.asked = "too slow", False
+    flight.asked[0] = "too slow", False
     assert book.regroup(flight, flight.target, 4.0) is None
     ended = book.take_events()[-1]
     assert isinstance(ended, Ended)
@@ -174,16 +174,62 @@ def test_a_trial_told_to_stop_does_not_change_any_more() -> None:
     """Its end with ``keep`` would be taken for the stop before the change, and it would go on for ever."""
     book = Book()
     flight = flown(book, 0, max_devices=2)
-    flight.asked = "drained", True
+    flight.asked[0] = "drained", True
     assert book.resize(0, [Share("a"), Share("b")]) is None
     assert book.holdings.free("b") == 1.0
 
 
-def test_what_no_worker_has_does_not_change() -> None:
+def test_what_waits_does_not_change() -> None:
     book = Book()
-    flown(book, 0, max_devices=2).sent = False
+    book.recall(flown(book, 0, max_devices=2))
     assert book.resize(0, [Share("a"), Share("b")]) is None
     assert book.resize(77, [Share("a")]) is None
+
+
+def test_what_a_worker_is_to_have_changes() -> None:
+    """It may take long to come up, and the study can't know that its order was not heard."""
+    book = Book()
+    flight = flown(book, 0, max_devices=2)
+    flight.sent = False
+    assert book.resize(0, [Share("a"), Share("b")]) is flight
+    assert book.holdings.free("b") == 0.0
+
+
+def test_what_goes_on_elsewhere_is_seen_when_a_worker_has_begun_it_there() -> None:
+    """Or else who is lost before that would cost its trial a try."""
+    book = Book()
+    flight = flown(book, 0, max_devices=2)
+    book.hear(flight, start(0), 1.0)
+    assert flight.seen
+    book.resize(0, [Share("b")])
+    after = book.regroup(flight, flight.target, 2.0)
+    assert after is not None
+    assert not after.seen
+    book.take_events()
+    book.hear(after, start(0), 3.0)
+    assert after.seen
+    assert book.take_events() == []
+
+
+def test_who_was_told_to_stop_ends_when_nobody_trains_it_any_more() -> None:
+    """The order went to a worker that is gone; the others of its group still wait."""
+    book = Book()
+    flight = flown(book, 0, 1)
+    flight.asked[1] = "not needed", True
+    book.recall(flight)
+    book.drop_asked(flight, 4.0)
+    (ended,) = book.take_events()
+    assert isinstance(ended, Ended)
+    assert (ended.trial, ended.status, ended.reason, ended.kept) == (
+        1,
+        TrialStatus.PAUSED,
+        "not needed",
+        True,
+    )
+    assert (list(book.waiting), flight.open) == ([flight], {0})
+    flight.asked[0] = "too slow", False
+    book.drop_asked(flight, 5.0)
+    assert (list(book.waiting), book.flights) == ([], {})
 
 
 def test_impossible_changes_are_refused_and_keep_nothing() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import penstock as pk
 from penstock.core import Ended, Reported, Resized, Share, TrialStatus
-from penstock.execute import Job, Local
+from penstock.execute import Job, Local, _crew
 from penstock.testing.executors import DEADLINE_S, Drive, segment
 
 pytestmark = pytest.mark.faults
@@ -142,6 +142,31 @@ def test_a_worker_that_dies_before_it_has_begun_is_replaced_in_a_crew(make: Call
     assert len([event for event in drive.events if isinstance(event, Ended)]) == 3
 
 
+def test_the_order_to_stop_follows_a_crew_whose_lead_dies_before_it_has_begun(
+    make: Callable[..., Drive],
+) -> None:
+    """It was told to one of whose death nobody had heard, and another takes its place."""
+    drive = make(waits)
+    work = [segment(0, until=1), segment(1, until=1), segment(2, until=4)]
+    drive.submit(work)
+    for number, device in enumerate(("cpu:0", "cpu:1")):
+        drive.start([work[number]], [Share(device)])
+    drive.finish(2)
+    for pid in {int(event.metrics["pid"]) for event in drive.events if isinstance(event, Reported)}:
+        pidfd = os.pidfd_open(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert select.select([pidfd], [], [], DEADLINE_S)[0]
+        finally:
+            os.close(pidfd)
+    drive.start([work[2]], [Share("cpu:0"), Share("cpu:1")], max_devices=2)
+    drive.executor.stop([2], reason="too slow")
+    drive.finish(3)
+    ended = drive.ended(2)
+    assert (ended.status, ended.reason) == (TrialStatus.STOPPED, "too slow")
+    assert ended.epoch < 4
+
+
 @pk.elastic(max_devices=3)
 def one_dies(run: pk.Run) -> None:
     """One of three dies in its second epoch; the others wait for ever, in no collective operation."""
@@ -168,3 +193,33 @@ def test_when_one_worker_of_a_trial_dies_the_others_end(make: Callable[..., Driv
     assert "exit code 7" in ended.reason
     assert "last words" in ended.error
     assert len([event for event in drive.events if isinstance(event, Ended)]) == 1
+
+
+@pk.elastic(max_devices=3)
+def one_fails_late(run: pk.Run) -> None:
+    """When all epochs are over: one of three fails, one hangs and the lead waits for the file ``config["go"]``."""
+    for _ in run.epochs():
+        run.report(loss=0.0)
+    if run.world.rank == 1:
+        raise ValueError("late")
+    while run.world.rank == 2 or not os.path.exists(run.config["go"]):
+        time.sleep(0.01)
+
+
+def test_who_hangs_after_another_failed_and_the_lead_ended_well_is_ended(
+    make: Callable[..., Drive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trial is over, and its device is for the next one."""
+    monkeypatch.setattr(_crew, "FAREWELL_S", 1e6)  # however late the lead hears that it may end
+    drive = make(one_fails_late, slots=3)
+    executor: Any = drive.executor
+    work = segment(0, until=1, config={"go": str(tmp_path / "go")})
+    drive.submit([work])
+    drive.start([work], [Share(f"cpu:{number}") for number in range(3)], max_devices=3)
+    drive.until(lambda: bool(executor._failing))
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    [(crew, _)] = executor._parting
+    crew._due_s = 0.0
+    drive.until(lambda: len(free(drive)) == 3)

@@ -99,3 +99,17 @@ def test_nobody_is_late_where_one_has_failed() -> None:
     crew.end(0, 10.0)
     assert crew.late_s(1e9) is None
     assert crew.wait_s(10.0 + FAREWELL_S) == 0.0
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_who_still_runs_after_the_lead_has_ended_is_to_end_whether_or_not_another_failed(
+    failed: bool,
+) -> None:
+    crew = begun(3)
+    (crew.fail if failed else lambda rank, _, now_s: crew.end(rank, now_s))(1, "one", 10.0)
+    crew.end(0, 10.0)
+    due_s = 10.0 + (FAREWELL_S if failed else PARTING_S)
+    assert crew.parts_s(due_s - 0.5) == 0.5
+    assert crew.parts_s(due_s) == 0.0
+    crew.end(2, due_s)
+    assert crew.parts_s(due_s) is None  # nobody does

@@ -22,10 +22,11 @@ from typing import Any
 import pytest
 
 import penstock as pk
-from penstock.core import Ended, Resized, Share, Started, TrialStatus
+from penstock.core import Ended, Placement, Resized, Share, Started, TrialStatus
 from penstock.core.errors import ExecutorError, InvalidInput, MissingDependency
-from penstock.execute import Executor, Job, Ray, _ray
-from penstock.testing.executors import Drive, ExecutorSuite, counts, segment
+from penstock.execute import Executor, Job, Launch, Ray, _ray
+from penstock.execute._actor import TOKEN
+from penstock.testing.executors import Drive, ExecutorSuite, counts, one_hangs, segment
 from penstock.train import elastic
 
 pytestmark = pytest.mark.faults
@@ -231,6 +232,99 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_loses_no_epoch(
     assert all(drive.ended(trial).status is TrialStatus.COMPLETED for trial in range(HEAD_CPUS + 1))
     assert drive.executor.slots == HEAD_CPUS
     drive.state.validate()
+
+
+def test_a_node_that_leaves_while_its_actors_start_is_no_reason_to_give_up(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path
+) -> None:
+    """They are unreachable before Ray says that the node has left: three workers that can't be started, it seems."""
+    import ray._private.state
+
+    node = cluster.add_node(num_cpus=3, object_store_memory=80 << 20)
+    try:
+        drive = make(counts)
+        drive.until(lambda: drive.executor.slots == HEAD_CPUS + 3)
+        devices = [free.device for free in drive.executor.free()]
+        names = [device.id for device in devices if device.node.endswith(node.node_id[:6])]
+        token, text = tmp_path / TOKEN, (tmp_path / TOKEN).read_text()
+        token.unlink()
+        os.mkfifo(token)  # an actor that looks whether it sees the folder waits here
+        before = set(ray._private.state.actors())
+        work = [segment(trial, until=2) for trial in range(3)]
+        drive.submit(work)
+        for part, name in zip(work, names, strict=True):
+            drive.start([part], [Share(name)])
+
+        def starting() -> int:
+            actors = ray._private.state.actors()
+            return sum(each["State"] == "ALIVE" for name, each in actors.items() if name not in before)
+
+        drive.until(lambda: starting() == 3)
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+    token.unlink()
+    token.write_text(text)
+    drive.finish(3)
+    assert [drive.ended(trial).status for trial in range(3)] == [TrialStatus.COMPLETED] * 3
+    assert sum(isinstance(event, Started) for event in drive.events) == 3
+
+
+def load_when(path: str) -> Any:
+    """Takes a worker that loads its work until there is a file of this name."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return counts
+
+
+class Late:
+    """Work that workers begin with when a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return load_when, (str(self.path),)
+
+
+def test_a_trial_told_to_stop_is_not_begun_anew_when_its_actor_dies_before_it_began(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """The order went to the actor that is no more."""
+    go = tmp_path / "go"
+    drive = make(Late(go), [segment(0, until=3)], slots=1)
+    executor: Any = drive.executor
+    drive.until(lambda: executor._book.of(0) is not None and executor._book.of(0).sent)
+    executor.stop([0], reason="not needed", keep=True)
+    [worker] = executor._leases.waited_for.values()
+    os.kill(worker.opened.pid, signal.SIGKILL)
+    drive.until(lambda: worker not in worker.lease.workers)
+    go.touch()
+    drive.finish(1)
+    assert [type(event) for event in drive.of(0)] == [Ended]
+    ended = drive.ended(0)
+    assert (ended.status, ended.reason, ended.kept) == (TrialStatus.PAUSED, "not needed", True)
+    assert sum(free.fraction for free in executor.free()) == 1
+
+
+def test_devices_go_back_with_the_last_actor_that_had_them(make: Callable[..., Drive]) -> None:
+    """Nobody is left whose idle time would tell that they are not needed."""
+    import ray
+
+    drive = make(counts, [segment(0, until=1)], slots=1)
+    drive.finish(1)
+    executor: Any = drive.executor
+    [lease] = executor._leases.by_key.values()
+    [worker] = lease.workers
+    os.kill(worker.opened.pid, signal.SIGKILL)
+
+    def noticed() -> bool:
+        executor._look_after()
+        executor._listen(0.1)  # nothing is under way, so a poll does not
+        return not lease.workers
+
+    drive.until(noticed)
+    assert executor._leases.by_key == {}
+    assert ray.util.placement_group_table(lease.group)["state"] == "REMOVED"
 
 
 def test_work_that_cannot_be_imported_is_no_endless_loop(
@@ -556,6 +650,95 @@ def test_a_trial_whose_new_device_leaves_before_it_changes_goes_on_with_the_othe
     drive.executor.close()
 
 
+def test_a_trial_whose_new_device_has_just_left_is_not_lost(
+    make: Callable[..., Drive], cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has stopped for the change, and waits for an actor where there is none any more: nothing of it was lost."""
+    node = cluster.add_node(num_cpus=HEAD_CPUS, object_store_memory=80 << 20)
+    try:
+        drive = make(descends, cpus=HEAD_CPUS)  # a node is a device
+        drive.until(lambda: drive.executor.slots == 2)
+        shares = {free.device.node: Share(free.device.id) for free in drive.executor.free()}
+        two = next(share for name, share in shares.items() if name.endswith(node.node_id[:6]))
+        one = next(share for share in shares.values() if share is not two)
+        work = segment(0, until=6, config={"go": str(tmp_path / "go"), "at": 3})
+        drive.submit([work])
+        drive.start([work], [one], max_devices=2)
+        drive.until(lambda: len(drive.reports(0)) == 3)
+        drive.executor.resize(0, [two])
+        with monkeypatch.context() as unnoticed:
+            unnoticed.setattr(_ray, "_REFRESH_S", 1e9)
+            cluster.remove_node(node, allow_graceful=False)
+            (tmp_path / "go").touch()
+            drive.until(lambda: any(isinstance(event, Resized) for event in drive.events))
+    finally:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node, allow_graceful=False)
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+    assert [event.shares for event in drive.of(0) if isinstance(event, Resized)] == [(two,), (one,)]
+    assert [report.epoch for report in drive.reports(0)] == [1, 2, 3, 4, 5, 6]
+    drive.executor.close()
+
+
+def test_a_trial_whose_actor_is_still_starting_is_changed(make: Callable[..., Drive], tmp_path: Path) -> None:
+    """To its study it runs: it would be waited for to change, for as long as it lives."""
+    drive = make(descends, slots=2)
+    one, two = (Share(free.device.id) for free in drive.executor.free())
+    work = segment(0, until=100_000, config={"go": str(tmp_path / "go")})
+    drive.submit([work])
+    drive.start([work], [one], max_devices=2)
+    drive.executor.resize(0, [two])
+    assert drive.executor.free() == ()
+    drive.until(
+        lambda: any(isinstance(event, Resized) for event in drive.events) or len(drive.reports(0)) > 9
+    )
+    drive.executor.resize(0, [one])  # the actor on the other device has yet to start
+    drive.until(lambda: len(drive.reports(0)) > 9)
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert [event.shares for event in drive.of(0) if isinstance(event, Resized)] == [(two,), (one,)]
+    assert sum(free.fraction for free in drive.executor.free()) == 2
+
+
+def test_a_worker_that_dies_when_its_trial_has_moved_on_is_not_replaced(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """Its actor made room for the trial's next one, and what is asked of it is answered at once, again and again."""
+    drive = make(descends, slots=2)
+    executor: Any = drive.executor
+    one, two = (Share(free.device.id) for free in executor.free())
+    work = segment(0, until=6, config={"go": str(tmp_path / "go"), "at": 3})
+    drive.submit([work])
+    drive.start([work], [one], max_devices=2)
+    drive.until(lambda: len(drive.reports(0)) == 3)
+    executor.resize(0, [one, two])
+    [worker] = executor._leases.waited_for.values()
+    end = ("e", worker.flight.number, 0, time.monotonic(), "paused", 3, "other shares", "", True, None)
+    executor._take(worker, [("m", pickle.dumps([end])), ("d", -9, "")])
+    assert worker not in worker.lease.workers
+    assert worker not in executor._leases.waited_for.values()
+    (tmp_path / "go").touch()
+    drive.finish(1)
+    assert drive.ended(0).status is TrialStatus.COMPLETED
+
+
+def test_who_hangs_after_its_lead_has_ended_costs_the_next_trial_nothing(
+    make: Callable[..., Drive], tmp_path: Path
+) -> None:
+    """It is given to the same crew at once, begins when that is whole again, and has lost nothing."""
+    drive = make(one_hangs, slots=2, job={"meter": False})
+    shares = [Share(free.device.id) for free in drive.executor.free()]
+    for trial in range(2):
+        work = segment(trial, until=2, config={"pid": str(tmp_path / "pid")})
+        drive.submit([work])
+        drive.start([work], shares, max_devices=2)
+        drive.finish(trial + 1)
+    assert [drive.ended(trial).reason for trial in range(2)] == ["", ""]
+    assert [drive.ended(trial).status for trial in range(2)] == [TrialStatus.COMPLETED] * 2
+    assert sum(isinstance(event, Started) for event in drive.of(1)) == 1
+
+
 def test_a_folder_the_nodes_do_not_see_is_brought_over(make: Callable[..., Drive], tmp_path: Path) -> None:
     """Checkpoints for promotions and copies, and what trials write into their own folders."""
 
@@ -750,6 +933,63 @@ def test_who_was_not_listened_to_was_not_silent(monkeypatch: pytest.MonkeyPatch)
     now_s = 164.1
     executor._look_after()
     assert told == ["no report for 5 s (timeout_s)"]
+
+
+def test_a_device_that_was_kept_for_a_change_and_went_to_another_trial_is_no_error() -> None:
+    """One that lost its own is moved to whatever is free, also to what a study keeps for a change at a later epoch."""
+    executor: Any = Ray()
+    book = executor._book
+    flights = []
+    for trial, device in enumerate("ab"):
+        flight = book.flight(
+            Launch(Placement((segment(trial),), (Share(device),), max_devices=2), (None,), (0,))
+        )
+        book.add(flight)
+        book.holdings.hold(flight.shares)
+        flight.sent = True
+        flights.append(flight)
+    executor.resize(0, [Share("b")])
+    assert book.take_events() == []  # its start is not told yet, and with that the study asks again
+    book.hear(flights[0], ("s", 1, 0, 5.0, 0), 5.0)
+    book.take_events()
+    executor.resize(0, [Share("b")])
+    (event,) = book.take_events()
+    assert isinstance(event, Resized)
+    assert (event.trial, event.shares) == (0, (Share("a"),))
+    assert flights[0].target == ()
+    assert book.holdings.free("a") == book.holdings.free("b") == 0.0
+
+
+def test_a_crew_does_not_meet_where_one_before_it_has_waited() -> None:
+    """An actor's next workers may get the same segment: they would look for those that are no more."""
+    executor: Any = Ray()
+    executor._job = SimpleNamespace(files=Path())
+    shares = (Share("a"), Share("b"))
+    flight = executor._book.flight(Launch(Placement((segment(0),), shares, max_devices=2), (None,), (0,)))
+    sent: list[Any] = []
+    worker = SimpleNamespace(
+        flight=flight, opened=SimpleNamespace(folder="here", shared=True), gpus=0, threads=1
+    )
+    worker.handle = SimpleNamespace(take=SimpleNamespace(remote=lambda *given: sent.append(given[3])))
+    worker.members = 2
+    for worker.turn in (1, 2):
+        executor._send(worker)
+    places = [[pickle.loads(message)[4]["world"][2] for message in messages] for messages in sent]
+    assert [len(set(each)) for each in places] == [1, 1]
+    assert places[0] != places[1]
+
+
+def test_what_runs_on_a_node_that_has_just_left_is_not_set_aside() -> None:
+    """Another actor of the same lease waits for room and finds none any more; but this one was at work, and is lost."""
+    worker, other = SimpleNamespace(born_s=0.0), SimpleNamespace()
+    worker.lease = SimpleNamespace(key=("a",), group=None, workers=[worker, other])
+    executor: Any = Ray()
+    set_aside: list[Any] = []
+    table = {"state": "RESCHEDULING"}
+    executor._ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
+    executor._refresh, executor._set_aside = worker.lease.workers.clear, set_aside.append
+    executor._check_stuck(worker)
+    assert set_aside == []
 
 
 def test_a_cluster_without_room_is_an_error(cluster: Any, tmp_path: Path) -> None:

@@ -30,6 +30,15 @@ def test_three_in_a_row_that_do_not_start_are_enough() -> None:
     assert [starts.failed(sure=False) for _ in range(3)] == [False, False, True]
 
 
+def test_those_that_were_starting_when_one_failed_count_as_that_one() -> None:
+    """A node that leaves takes them all along, which says nothing of the next."""
+    starts = Starts()
+    assert not any(starts.failed(sure=False, born_s=born_s, now_s=9.0) for born_s in (1.0, 2.0, 3.0, 4.0))
+    assert not starts.failed(sure=False, born_s=9.5, now_s=12.0)
+    assert not starts.failed(sure=False, born_s=9.6, now_s=12.1)
+    assert starts.failed(sure=False, born_s=13.0, now_s=14.0)
+
+
 def test_one_that_says_why_is_enough() -> None:
     assert Starts().failed(sure=True)
 

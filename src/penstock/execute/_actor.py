@@ -110,6 +110,7 @@ class Slot:
         self._turn = 0  # of the crew
         self._team: tuple[int, Crew[tuple[Any, ...]]] | None = None  # of the crew's present ticket
         self._parting: list[tuple[int, Crew[tuple[Any, ...]]]] = []  # of tickets whose lead has ended well
+        self._held: list[tuple[Any, ...]] = []  # of the present ticket, until nobody is busy with one before
         self._guard: Guard | None = None
         self._scratch: Path | None = None
         self._files = Path()
@@ -174,7 +175,7 @@ class Slot:
     def _bury(self) -> list[int]:
         """End the worker processes with all they have started; their exit codes."""
         with self._lock:
-            crew, self._crew, self._team, self._parting = self._crew, (), None, []
+            crew, self._crew, self._team, self._parting, self._held = self._crew, (), None, [], []
         if not crew or self._guard is None:
             return []
         os.write(self._wake_w, b".")  # whoever waits for their news
@@ -288,7 +289,7 @@ class Slot:
                     poll.register(child.pidfd, select.POLLIN)
         most_s = 5.0 if all(child.pidfd is not None for child in crew) else 0.2
         due_s = None if self._team is None else self._team[1].wait_s(time.monotonic())
-        late_s = [team.late_s(time.monotonic()) for _, team in self._parting]
+        late_s = [team.parts_s(time.monotonic()) for _, team in self._parting]
         most_s = min([most_s, *(each for each in (due_s, *late_s) if each is not None)])
         ready = {fd for fd, _ in poll.poll(1000 * min(wait_s, most_s))}
         if self._wake_r in ready:
@@ -330,7 +331,18 @@ class Slot:
                 self._part(rank, message)
             if rank == 0 or kind == "x":
                 told.append(message)
+        told = self._in_turn(told)
         return pickle.dumps(told, protocol=5) if told else b""
+
+    def _in_turn(self, told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """What can be told now: if one hangs in a segment that is over, the next is not begun, but for its lead."""
+        if not any(team.running for _, team in self._parting):
+            told, self._held = self._held + told, []
+            return told
+        ticket = None if self._team is None else self._team[0]
+        early = [message for message in told if message[0] not in "xy" and message[1] == ticket]
+        self._held += early
+        return [message for message in told if message not in early]
 
     def _part(self, rank: int, message: tuple[Any, ...]) -> None:
         """A member begins or ends what the lead has ended already."""
@@ -344,7 +356,7 @@ class Slot:
 
     def _settled(self) -> list[tuple[Any, ...]]:
         """The failure of a crew, once it is clear why; who has not noticed ends with it, and so do the others."""
-        if any(team.late_s(time.monotonic()) == 0.0 for _, team in self._parting):
+        if any(team.parts_s(time.monotonic()) == 0.0 for _, team in self._parting):
             self._bury()  # one hangs: the next trial would wait for it
             return [("d", None, "")]
         team = self._team

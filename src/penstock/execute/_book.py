@@ -32,11 +32,12 @@ class Flight:
         open: Trials without an ``Ended`` yet.
         epochs: Per trial, the last one reported.
         sent: Whether a worker has it.
+        seen: Whether a worker has begun it, as far as anybody knows.
         begun: Trials of whose start the study has been told.
         again: It goes on with other shares: its start was told long ago.
         target: Shares to go on with, from the next report on.
         claims: Those of them that are kept free for it until then.
-        asked: The reason and the ``keep`` of the order to stop, if it has one.
+        asked: Per trial that was told to stop, the reason and the ``keep`` of the order.
         passed: Workers that were lost before they had begun it.
         began_s: When it began.
         last_s: Of its latest event.
@@ -49,20 +50,16 @@ class Flight:
     open: set[int]
     epochs: dict[int, int]
     sent: bool = False
+    seen: bool = False
     begun: set[int] = field(default_factory=set)
     again: bool = False
     target: tuple[Share, ...] = ()
     claims: tuple[Share, ...] = ()
-    asked: tuple[str, bool] | None = None
+    asked: dict[int, tuple[str, bool]] = field(default_factory=dict)
     passed: int = 0
     began_s: float = 0.0
     last_s: float = 0.0
     drawn: Measurement | None = None
-
-    @property
-    def seen(self) -> bool:
-        """Whether a worker has begun it, as far as anybody knows."""
-        return bool(self.begun)
 
     @property
     def exclusive(self) -> bool:
@@ -124,6 +121,7 @@ class Book:
         time_s = flight.last_s = max(flight.last_s, time_s)
         event = to_event(message, time_s)
         if event is None:
+            flight.seen = True
             if not flight.again:
                 self._start(flight, message[2], time_s, message[4])
         elif isinstance(event, Ended):
@@ -170,6 +168,14 @@ class Book:
         status = TrialStatus.PAUSED if keep else TrialStatus.STOPPED
         self.end(flight, Ended(now_s, trial, status, flight.epochs[trial], reason, kept=keep))
 
+    def drop_asked(self, flight: Flight, now_s: float) -> None:
+        """End those of its trials that were told to stop, now that nobody trains them any more."""
+        now_s = max(now_s, flight.last_s)
+        for trial in sorted(flight.open & flight.asked.keys()):
+            reason, keep = flight.asked[trial]
+            self.drop(flight, trial, now_s, reason, keep=keep)
+        self.forget_ended()
+
     def forget_ended(self) -> None:
         """What has ended waits no more."""
         self.waiting = deque(flight for flight in self.waiting if flight.open)
@@ -177,12 +183,12 @@ class Book:
     # -- changing shares --------------------------------------------------------------------------------
 
     def resize(self, trial: int, shares: Sequence[Share]) -> Flight | None:
-        """Keep the new shares free for a trial that a worker has; None: it is not to change.
+        """Keep the new shares free for a trial that a worker has or is to have; None: it is not to change.
 
         A trial that was told to stop is not: its end would be taken for the stop before the change.
         """
         flight = self._by_trial.get(trial)
-        if flight is None or not flight.sent or flight.target or flight.asked is not None or not shares:
+        if flight is None or flight in self.waiting or flight.target or flight.asked or not shares:
             return None
         placement = flight.launch.placement
         if placement.max_devices < len(shares) or len(placement.segments) > 1:
@@ -195,6 +201,13 @@ class Book:
         self.holdings.hold(claims)
         flight.target, flight.claims = tuple(shares), claims
         return flight
+
+    def decline(self, trial: int, now_s: float) -> None:
+        """Tell that a trial which was to change keeps what it has; one that has not begun is asked again later."""
+        flight = self._by_trial.get(trial)
+        if flight is not None and flight.begun:
+            now_s = flight.last_s = max(now_s, flight.last_s)
+            self.events.append(Resized(now_s, trial, flight.shares))
 
     def unclaim(self, flight: Flight) -> None:
         """What was kept for a change is free."""
@@ -213,8 +226,8 @@ class Book:
         now_s = max(now_s, flight.last_s)
         self.unclaim(flight)
         (trial,) = flight.open
-        if flight.asked is not None:
-            reason, keep = flight.asked
+        if trial in flight.asked:
+            reason, keep = flight.asked[trial]
             self.drop(flight, trial, now_s, reason, keep=keep)
             return None
         placement = replace(flight.launch.placement, shares=shares)

@@ -51,6 +51,12 @@ class Crew(Generic[_Word]):
             return None
         return max(0.0, self._due_s - now_s)
 
+    def parts_s(self, now_s: float) -> float | None:
+        """The same where another may have failed before the lead ended well."""
+        if not self.running:
+            return None
+        return self.wait_s(now_s) if self.failing else self.late_s(now_s)
+
     def begin(self, rank: int, now_s: float) -> None:
         """A worker has begun."""
         self._idle.discard(rank)

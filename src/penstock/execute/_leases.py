@@ -99,7 +99,8 @@ class Leases:
         """Give devices back to Ray."""
         for worker in list(lease.workers):
             self.forget(worker)
-        self.by_key.pop(lease.key, None)
+        if self.by_key.get(lease.key) is lease:  # not one that was made since
+            del self.by_key[lease.key]
         with contextlib.suppress(Exception):
             self._ray.util.remove_placement_group(lease.group)
 
@@ -169,6 +170,12 @@ class Leases:
             worker.lease.workers.remove(worker)
         with contextlib.suppress(Exception):
             self._ray.kill(worker.handle, no_restart=True)
+
+    def bury(self, worker: Actor) -> None:
+        """Forget an actor that is lost. With the last one of a lease nobody is left who would be found idle there."""
+        self.forget(worker)
+        if not worker.lease.workers:
+            self.drop(worker.lease)
 
     def retire(self, worker: Actor) -> None:
         """Let go of an idle actor, in good order."""

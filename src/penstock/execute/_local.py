@@ -356,10 +356,15 @@ class Local(Executor):
         self._push(worker, errand)
 
     def _push(self, worker: Worker, errand: Errand) -> None:
+        flight = errand.flight
         worker.push(errand)
-        errand.flight.sent = True
-        if errand.flight.target:  # another worker was told
+        flight.sent = True
+        if flight.target:  # another worker was told
             self._tell_to_change(errand)
+        if flight.asked and errand.rank == 0:
+            for trial in sorted(flight.open & flight.asked.keys()):  # and so it was of this
+                reason, keep = flight.asked[trial]
+                worker.tell_to_stop(errand, trial, reason, keep=keep)
 
     def _start(self, workers: Workers, shares: tuple[Share, ...]) -> Worker:
         """A new worker, in place of the longest idle one where there are more than slots."""
@@ -431,7 +436,7 @@ class Local(Executor):
                         errand.close()
                     self._errands[flight.number] = self._dispatch.errands(flight)
                 continue
-            flight.asked = flight.asked or (reason, keep)
+            flight.asked.setdefault(trial, (reason, keep))
             lead = self._errands[flight.number][0]
             if lead.worker is not None:
                 lead.worker.tell_to_stop(lead, trial, reason, keep=keep)
@@ -512,7 +517,7 @@ class Local(Executor):
             due_s = None if crew is None else crew.wait_s(self._clock.now_s())
             wait = wait if due_s is None else min(wait, due_s)
         for crew, _ in self._parting:
-            due_s = crew.late_s(self._clock.now_s())
+            due_s = crew.parts_s(self._clock.now_s())
             wait = wait if due_s is None else min(wait, due_s)
         return wait
 
@@ -607,7 +612,7 @@ class Local(Executor):
             self._finish(flight)
         self._parting = [(crew, errand) for crew, errand in self._parting if errand.rank in crew.running]
         for crew, errand in self._parting:
-            if crew.late_s(now_s) == 0.0 and errand.worker is not None and not errand.worker.verdict:
+            if crew.parts_s(now_s) == 0.0 and errand.worker is not None and not errand.worker.verdict:
                 errand.worker.kill("its trial is over, and it has not ended")
 
     def _pump(self, workers: Workers) -> None:

@@ -403,7 +403,9 @@ class Ray(Executor):
         messages = []
         for rank in range(worker.members):
             if worker.members > 1:
-                facts["world"] = (rank, worker.members, f"{opened.folder}/meet-{flight.number}")
+                # Of this turn's workers alone: those before may have waited there for the same segment.
+                place = f"{opened.folder}/meet-{flight.number}-{worker.turn}"
+                facts["world"] = (rank, worker.members, place)
             messages.append(pickle.dumps((flight.number, specs, names, worker.threads, facts), protocol=5))
         files: list[Any] = []
         if not opened.shared:
@@ -414,6 +416,8 @@ class Ray(Executor):
         flight.sent = True
         trials = tuple(spec[0] for spec in specs)
         worker.handle.take.remote(worker.turn, flight.number, trials, tuple(messages), *files)
+        if flight.target:  # it was asked for while the actor came up
+            self._tell_to_stop(worker, trials[0], ORDER, keep=True)
 
     def _holder(self, flight: Flight) -> Actor | None:
         return next((w for w in self._leases.waited_for.values() if w.flight is flight), None)
@@ -426,7 +430,7 @@ class Ray(Executor):
         for trial, flight in wanted.items():
             holder = self._holder(flight)
             if flight.sent:
-                flight.asked = flight.asked or (reason, keep)
+                flight.asked.setdefault(trial, (reason, keep))
                 self._tell_to_stop(holder, trial, reason, keep=keep)
                 continue
             self._book.drop(flight, trial, self._clock.now_s(), reason, keep=keep)
@@ -444,9 +448,14 @@ class Ray(Executor):
 
     def resize(self, trial: int, shares: Sequence[Share]) -> None:
         """Stop a trial's workers at its next report, and let it go on from its checkpoint on other shares."""
-        flight = self._book.resize(trial, shares)
+        try:
+            flight = self._book.resize(trial, shares)
+        except ExecutorError:  # who lost its own device was moved to one that the study kept for this
+            self._book.decline(trial, self._clock.now_s())
+            return
         if flight is not None:
-            self._tell_to_stop(self._holder(flight), trial, ORDER, keep=True)
+            if flight.sent:
+                self._tell_to_stop(self._holder(flight), trial, ORDER, keep=True)
             self._free = None
 
     def _regroup(self, worker: Actor, flight: Flight, time_s: float) -> None:
@@ -520,6 +529,9 @@ class Ray(Executor):
         table = self._ray.util.placement_group_table(worker.lease.group)
         if table.get("state") == "CREATED":
             return  # the actor is on its way: a large environment, a slow machine
+        self._refresh()  # others of the lease may have been at work, on a node that has just left
+        if worker not in worker.lease.workers:
+            return
         self._cluster.take(worker.lease.key)
         for other in list(worker.lease.workers):
             self._set_aside(other)
@@ -578,6 +590,8 @@ class Ray(Executor):
         if answer:
             worker.heard_s = time.monotonic()
         for item in answer:
+            if worker not in worker.lease.workers:
+                return  # its trial goes on elsewhere, and it made room
             if item[0] == "m":
                 self._hear(worker, pickle.loads(item[1]))
             elif item[0] == "f":
@@ -655,16 +669,16 @@ class Ray(Executor):
     def _died(self, worker: Actor, fate: str, detail: str, *, lost: bool) -> None:
         """End the worker's segment and forget it."""
         self._blame(worker, fate, detail, lost=lost)
-        self._leases.forget(worker)
+        self._leases.bury(worker)
         self._free = None
 
     def _set_aside(self, worker: Actor) -> None:
         """A worker that never began: its segment has not suffered."""
         flight = worker.flight
         self._release(worker)
-        self._leases.forget(worker)
+        self._leases.bury(worker)
         if flight is not None:
-            self._book.recall(flight)
+            self._recall(flight)
 
     def _blame(self, worker: Actor, fate: str, detail: str, *, lost: bool) -> None:
         """End the worker's segment, unless it has not begun as far as anybody knows."""
@@ -674,12 +688,17 @@ class Ray(Executor):
         self._release(worker)
         if not flight.seen and lost and self._starts.excused(flight.passed):
             flight.passed += 1
-            self._book.recall(flight)
+            self._recall(flight)
         else:
             self._book.fail(flight, self._clock.now_s(), fate, detail, lost=lost)
 
+    def _recall(self, flight: Flight) -> None:
+        """Let a segment that was not begun wait again; the order to stop it went to who is gone, and holds."""
+        self._book.recall(flight)
+        self._book.drop_asked(flight, self._clock.now_s())
+
     def _start_failed(self, worker: Actor, why: str, detail: str, *, sure: bool) -> None:
-        if not self._starts.failed(sure=sure):
+        if not self._starts.failed(sure=sure, born_s=worker.born_s, now_s=time.monotonic()):
             return
         self._error = ExecutorError(
             f"Workers can't be started on node {worker.lease.node.name}: {why}. Penstock and what the training "

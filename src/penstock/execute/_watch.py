@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 TICK_S = 1.0
@@ -23,18 +24,30 @@ def patience_s(left_s: float | None, timeout_s: float | None) -> float:
 
 @final
 class Starts:
-    """Whether workers can be started at all: some in a row that can't are enough, or one that says why."""
+    """Whether workers can be started at all: some in a row that can't are enough, or one that says why.
+
+    Those that were being started when one failed count as that one: a node that leaves takes all of its own along.
+    """
 
     def __init__(self) -> None:
         self._failed = 0
+        self._failed_s = -math.inf
 
     def worked(self) -> None:
         """A worker has come up."""
         self._failed = 0
 
-    def failed(self, *, sure: bool) -> bool:
-        """One has not; whether to give up. ``sure``: it has said why, so that another would not come up either."""
-        self._failed += 1
+    def failed(self, *, sure: bool, born_s: float = math.inf, now_s: float = -math.inf) -> bool:
+        """One has not; whether to give up.
+
+        Args:
+            sure: It has said why, so that another would not come up either.
+            born_s: When its start began; by default it counts, whatever happened to others meanwhile.
+            now_s: The time.
+        """
+        if born_s >= self._failed_s:
+            self._failed += 1
+            self._failed_s = now_s
         return sure or self._failed >= _TRIES
 
     @staticmethod
