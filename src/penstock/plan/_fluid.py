@@ -18,6 +18,7 @@ from penstock.plan._relay import relay, take_turns, turns_of
 from penstock.plan._rollout import epoch_count
 from penstock.plan._rollout import makespan_s as rollout_s
 from penstock.plan._rows import row_widths
+from penstock.plan._waves import three_waves
 from penstock.plan._wrap import wrap
 from penstock.predict import Overhead
 
@@ -284,19 +285,27 @@ def _pauses(
     """Turns of trials that pause, if a group so ends sooner than this; played through, as devices that fall idle near
     the end are given to others."""
     epochs = [epoch_count(item) for item in plan.waiting]
-    _, found = wrap(outlook.waiting_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)
-    if not found or not any(turn.start for turn in found):
-        return ()  # where nobody pauses, other courses do as well
     begun = [item.segments[0] for item in plan.waiting]
-    turns = tuple(
-        replace(
-            turn,
-            trial=begun[turn.trial].trial.id,
-            start=begun[turn.trial].start + turn.start if turn.start else 0,
+    work_s = outlook.waiting_s
+    ways = [wrap(work_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)]
+    if _takes_turns(plan, overhead, devices):
+        ways.append(three_waves(work_s, epochs, devices=devices, overhead=overhead, within_s=within_s))
+    best: tuple[Turn, ...] = ()
+    for _, found in ways:
+        if not any(turn.start for turn in found):
+            continue  # where nobody pauses, other courses do as well
+        turns = tuple(
+            replace(
+                turn,
+                trial=begun[turn.trial].trial.id,
+                start=begun[turn.trial].start + turn.start if turn.start else 0,
+            )
+            for turn in found
         )
-        for turn in found
-    )
-    return turns if _played_s(plan, turns, outlook, courses, overhead, within_s) < within_s else ()
+        ends_s = _played_s(plan, turns, outlook, courses, overhead, within_s)
+        if ends_s < within_s:
+            within_s, best = ends_s, turns
+    return best
 
 
 def _played_s(
