@@ -54,6 +54,7 @@ _SURE = 0.02  # how far off runtimes may be of which turns are made
 _RISK = 1.0  # times the error of guesses: how much sooner a group must end by pauses
 _ROUGH = 1.05  # of what is aimed at: so late an end of pauses is worth to be played through
 _TURN = 25  # microseconds for each trial and time
+_WAVES = 10_000  # microseconds to look for three waves: at most half of the share of a group's time
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
 
@@ -287,13 +288,14 @@ def _pauses(
     epochs = [epoch_count(item) for item in plan.waiting]
     begun = [item.segments[0] for item in plan.waiting]
     work_s = outlook.waiting_s
-    ways = [wrap(work_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)]
-    if _takes_turns(plan, overhead, devices):
-        ways.append(three_waves(work_s, epochs, devices=devices, overhead=overhead, within_s=within_s))
+    _, found = wrap(work_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)
+    # Of turns in rows where nobody pauses, other courses do as well.
+    ways = [found] if any(turn.start for turn in found) else []
+    if _SHARE * within_s >= 2 * _WAVES and _takes_turns(plan, overhead, devices):
+        _, found = three_waves(work_s, epochs, devices=devices, overhead=overhead, within_s=within_s)
+        ways += [found] if found else []
     best: tuple[Turn, ...] = ()
-    for _, found in ways:
-        if not any(turn.start for turn in found):
-            continue  # where nobody pauses, other courses do as well
+    for found in ways:
         turns = tuple(
             replace(
                 turn,
