@@ -19,6 +19,7 @@ from penstock.plan._relay import relay, take_turns, turns_of
 from penstock.plan._rollout import epoch_count
 from penstock.plan._rollout import makespan_s as rollout_s
 from penstock.plan._rows import row_widths
+from penstock.plan._waves import three_waves
 from penstock.plan._wrap import wrap
 from penstock.predict import Overhead
 
@@ -54,6 +55,7 @@ _SURE = 0.02  # how far off runtimes may be of which turns are made
 _RISK = 1.0  # times the error of guesses: how much sooner a group must end by pauses
 _ROUGH = 1.05  # of what is aimed at: so late an end of pauses is worth to be played through
 _TURN = 25  # microseconds for each trial and time
+_WAVES = 10_000  # microseconds to look for three waves: at most half of the share of a group's time
 _TRIED = 16  # devices looked at for one trial: replanning stays cheap however many are half full
 
 
@@ -285,19 +287,28 @@ def _pauses(
     """Turns of trials that pause, if a group so ends sooner than this; played through, as devices that fall idle near
     the end are given to others."""
     epochs = [epoch_count(item) for item in plan.waiting]
-    _, found = wrap(outlook.waiting_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)
-    if not found or not any(turn.start for turn in found):
-        return ()  # where nobody pauses, other courses do as well
     begun = [item.segments[0] for item in plan.waiting]
-    turns = tuple(
-        replace(
-            turn,
-            trial=begun[turn.trial].trial.id,
-            start=begun[turn.trial].start + turn.start if turn.start else 0,
+    work_s = outlook.waiting_s
+    _, found = wrap(work_s, epochs, devices=devices, overhead=overhead, within_s=_ROUGH * within_s)
+    # Of turns in rows where nobody pauses, other courses do as well.
+    ways = [found] if any(turn.start for turn in found) else []
+    if _SHARE * within_s >= 2 * _WAVES and _takes_turns(plan, overhead, devices):
+        _, found = three_waves(work_s, epochs, devices=devices, overhead=overhead, within_s=within_s)
+        ways += [found] if found else []
+    best: tuple[Turn, ...] = ()
+    for found in ways:
+        turns = tuple(
+            replace(
+                turn,
+                trial=begun[turn.trial].trial.id,
+                start=begun[turn.trial].start + turn.start if turn.start else 0,
+            )
+            for turn in found
         )
-        for turn in found
-    )
-    return turns if _played_s(plan, turns, outlook, courses, overhead, within_s) < within_s else ()
+        ends_s = _played_s(plan, turns, outlook, courses, overhead, within_s)
+        if ends_s < within_s:
+            within_s, best = ends_s, turns
+    return best
 
 
 def _played_s(

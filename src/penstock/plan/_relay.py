@@ -10,12 +10,12 @@ from dataclasses import replace
 from penstock.core import Placement, Plan, Resize, Running, Share, Turn
 from penstock.plan._board import EPSILON, Board
 from penstock.plan._rollout import epoch_count
+from penstock.plan._waves import ALIKE
 from penstock.predict import Overhead
 
 # Devices kept after narrowing, and given up, at most: more are worth a try, not always the best.
 _REACHES = (3, 5)
 _STEPS = (0.024, 0.003)  # each end looked for is so much earlier; where none is found, half, but not less
-_ALIKE = 0.98  # trials whose lengths are that near are taken for equal
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -184,7 +184,7 @@ def _waves(
     """The best of all ways in two waves, for trials that are all alike: some begin, and narrow all at once; the others
     begin then, all equally wide, and run to their end."""
     alone_s, count, trials = max(work_s), epochs[0], len(work_s)
-    if min(work_s) < _ALIKE * alone_s or min(epochs) < max(epochs) or count < 2:
+    if min(work_s) < ALIKE * alone_s or min(epochs) < max(epochs) or count < 2:
         return math.inf, []
     best_s = math.inf
     best = (0, 0, 0, 0.0, 0)
