@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,8 @@ def test_a_wide_task_has_the_threads_of_its_devices_or_a_worker_on_each(
         told = []
         for trial, devices in enumerate([("cpu:0",), ("cpu:0", "cpu:1"), ("cpu:1",)]):
             run = Drive(local)
-            part = segment(trial, until=1, config={"lr": 0.01})
+            part = segment(trial, until=1)
+            part = replace(part, trial=replace(part.trial, config={"lr": 0.01}))
             run.submit([part])
             run.start([part], [Share(name) for name in devices], max_devices=2)
             run.finish(1)
@@ -277,15 +279,13 @@ def test_a_wide_task_has_the_threads_of_its_devices_or_a_worker_on_each(
 
 def test_a_wide_task_trained_by_threads_may_have_any_loss(tmp_path: Path) -> None:
     """A sum over the batch: several workers would have to train each all of it."""
-    work = pk.Task(
-        net, data, squares, optimizer=torch.optim.Adam, defaults={"width": 8, "lr": 0.01}, batch_size=50
-    )
+    work = pk.Task(net, data, squares, optimizer=torch.optim.Adam, defaults={"width": 8}, batch_size=50)
     overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
     losses = {}
     for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, concurrency=1))):
         study = pk.Study(
             work,
-            pk.Space(seed=pk.Int(1, 100)),
+            pk.Space(lr=pk.Float(0.005, 0.02)),
             minimize="loss",
             scheduler=pk.Full(trials=1, epochs=3),
             sampler=pk.Random(),
@@ -308,15 +308,13 @@ def squares(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def test_trials_whose_loss_is_a_sum_stay_on_one_device_and_the_study_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = pk.Task(
-        net, data, squares, optimizer=torch.optim.Adam, defaults={"width": 8, "lr": 0.01}, batch_size=50
-    )
+    work = pk.Task(net, data, squares, optimizer=torch.optim.Adam, defaults={"width": 8}, batch_size=50)
     found = {}
     overhead = pk.Overhead(beta=1.05, max_devices=2, epsilon_s=0.0)
     for name, planner in (("plain", None), ("fluid", pk.Fluid(overhead, concurrency=1, spread="workers"))):
         found[name] = pk.Study(
             work,
-            pk.Space(seed=pk.Int(1, 100)),
+            pk.Space(lr=pk.Float(0.005, 0.02)),
             minimize="loss",
             scheduler=pk.Full(trials=3, epochs=15),  # the last one is alone for most of them, and spreads
             sampler=pk.Random(),

@@ -114,18 +114,27 @@ def test_a_checkpoint_is_gone_where_no_later_one_that_the_journal_missed_is_ther
 
 def test_copies_whose_checkpoint_is_gone_keep_a_budget_of_epochs(tmp_path):
     """The copy begins anew, and what it was to be spared counts, too."""
+    gone, begun = tmp_path / "gone", tmp_path / "begun"
 
     def train(run):
-        if run.trial == 1:  # fails once the other one's checkpoint is there, and takes it with it
-            saved = tmp_path / "s.db.files" / "study-1" / "checkpoints" / "0" / "2.ckpt"
+        def wait_for(file):
             until_s = time.monotonic() + 300
-            while not saved.exists():
+            while not file.exists():
                 assert time.monotonic() < until_s
                 time.sleep(0.01)
+
+        if run.trial == 1:  # fails once the other one's checkpoint is there, and takes it with it
+            saved = tmp_path / "s.db.files" / "study-1" / "checkpoints" / "0" / "2.ckpt"
+            wait_for(saved)
             for each in saved.parent.iterdir():
                 each.unlink()
+            gone.touch()
             raise ValueError("on purpose")
         for epoch in run.epochs():
+            if run.trial == 2:
+                begun.touch()
+            elif gone.exists():
+                wait_for(begun)  # it begins again, too: what it saves now must not be there to copy
             run.save(epoch)
             run.report(loss=float(epoch))
 
