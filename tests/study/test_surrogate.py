@@ -639,7 +639,8 @@ def test_on_real_workers_the_twin_is_checked_and_the_trained_model_is_there(tmp_
         fuse=2,
     ).run()
     assert found.coordinate_check.ok, str(found.coordinate_check)
-    checked_j = found.energy.joules - sum(t.energy.joules for t in found.trials)
+    # One that was replaced by a better configuration before its first epoch has drawn nothing that anybody measured.
+    checked_j = found.energy.joules - sum(t.energy.joules for t in found.trials if t.energy is not None)
     assert checked_j > 0.01  # two seconds of a core, some watts
     assert all(t.status is TrialStatus.COMPLETED for t in found.surrogate_trials), found.trials[0].error
     # One that was begun eagerly may have been replaced by a better configuration of the other pair.
