@@ -422,6 +422,8 @@ def test_many_processes_may_keep_profiles_at_once(tmp_path):
     cache = FileCache(tmp_path / "profiles.json")
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(cache.put, [(f"key {number}", number) for number in range(40)])
+        pool.close()  # whoever is ended by a signal that a handler takes may miss it as it begins to wait
+        pool.join()
     assert dict(cache.items()) == {f"key {number}": number for number in range(40)}
 
 
