@@ -1,11 +1,13 @@
 """The power limiter end to end: limits set and restored through the real nvidia-ml-py, whatever happens."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -306,6 +308,69 @@ def test_a_job_that_may_not_restore_a_killed_ones_limit_leaves_it_to_one_that_ma
         assert guard.original_w == (220.0,)
         guard.set(150.0)
     assert stub.limit_w() == 220.0
+    sensor.close()
+
+
+HOLDER = """
+import fcntl, json, os, sys, time
+claim = open(sys.argv[1], "r+")
+fcntl.lockf(claim, fcntl.LOCK_EX)
+print("locked", flush=True)
+input()
+claim.write(json.dumps({"pid": os.getpid(), "limit_w": 220.0, "watched": sys.argv[2] == "watched"}))
+claim.flush()
+print("told", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_watchdog_stays_till_the_next_job_has_its_own(gpus, watched):
+    """One job is killed, the next one takes its claim over and is killed before it could set anything."""
+    stub = gpus(1)
+    sensor = NvmlSensor(0)
+    key = sensor.restore_key
+    sensor.close()
+    stub.change(limit_w=125.0)
+    # What a job that was killed has left: its own watchdog is the one that is tested.
+    Path(claim_path(key)).write_text(json.dumps({"pid": 1, "limit_w": 220.0, "watched": True}).ljust(80))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, claim_path(key), "watched" if watched else ""],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        done = []
+        watchdog = threading.Thread(target=lambda: done.append(restore({key: 220.0}, dead=1)), daemon=True)
+        watchdog.start()
+        watchdog.join(0.3)
+        assert watchdog.is_alive()  # it holds the claim, and nobody knows whether it will live
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "told\n"
+        watchdog.join(120 if watched else 0.3)
+        assert watchdog.is_alive() is not watched
+        assert stub.limit_w() == 125.0
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdin.close()
+        holder.stdout.close()
+    watchdog.join(120)
+    assert done == [True]
+    assert stub.limit_w() == (125.0 if watched else 220.0)
+
+
+def test_a_claim_says_that_a_watchdog_knows_of_it(gpus):
+    gpus(1)
+    sensor = NvmlSensor(0)
+    claim = Path(claim_path(sensor.restore_key))
+    with LimitGuard([sensor]):
+        assert json.loads(claim.read_text()) == {"pid": os.getpid(), "limit_w": 250.0, "watched": True}
+    assert claim.read_text() == ""
     sensor.close()
 
 

@@ -34,7 +34,8 @@ class LimitGuard:
         self._sensors = tuple(sensors)
         self._pid = os.getpid()
         self._original_w: dict[int, float] = {}
-        self._files: list[IO[str]] = []
+        self._files: list[IO[str]] = []  # the claims, and
+        self._told: list[dict[str, Any]] = []  # what they say
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._old_handler: Any = None
         self._handles_signal = False
@@ -72,12 +73,15 @@ class LimitGuard:
                     except BaseException:
                         if left:  # whoever may set it still has to know what it was
                             self._files.pop().close()
+                            self._told.pop()
                         raise
                     self._original_w[index] = original_w
             except BaseException:
                 self._release()
                 raise
             self._start_watchdog()
+            for index, file in enumerate(self._files):
+                _write_claim(file, self._told[index] | {"watched": True})
             atexit.register(self.restore)
             if threading.current_thread() is threading.main_thread():
                 self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -125,12 +129,13 @@ class LimitGuard:
         now_w = sensor.power_limit_w()
         if sensor.restore_key is None:
             return now_w, False
-        file = open(claim_path(sensor.restore_key), "a+")  # noqa: SIM115 - held until restored
+        opened = os.open(claim_path(sensor.restore_key), os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.fdopen(opened, "r+")  # held until restored
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            holder = _read_claim(file).get("pid", "unknown")
+            holder = read_claim(file).get("pid", "unknown")
             file.close()
             raise NotPermitted(
                 f"Process {holder} holds the power limit of {sensor.name} ({sensor.id}). Two jobs can't set one"
@@ -139,9 +144,10 @@ class LimitGuard:
         self._files.append(file)
         file.seek(0)
         # Left by a process that was killed, its watchdog too: the limit now is not the device's own.
-        left = _read_claim(file).get("limit_w")
+        left = read_claim(file).get("limit_w")
         original_w = float(left) if left is not None else now_w
-        _write_claim(file, {"pid": os.getpid(), "limit_w": original_w})
+        self._told.append({"pid": os.getpid(), "limit_w": original_w})
+        _write_claim(file, self._told[-1])
         return original_w, left is not None
 
     def _release(self) -> None:
@@ -149,7 +155,7 @@ class LimitGuard:
         for file in self._files:
             _write_claim(file, None)
             file.close()
-        self._files = []
+        self._files, self._told = [], []
 
     def _start_watchdog(self) -> None:
         limits = {
@@ -164,7 +170,7 @@ class LimitGuard:
         if self._watchdog is not None:
             return
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-c", "from penstock.energy._watchdog import main; main()"],
+            [sys.executable, "-c", "from penstock.energy._watchdog import main; main()", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -207,7 +213,8 @@ def claim_path(key: str) -> str:
     return str(runtime_folder() / f"limit-{zlib.crc32(key.encode()):08x}")
 
 
-def _read_claim(file: IO[str]) -> dict[str, Any]:
+def read_claim(file: IO[str]) -> dict[str, Any]:
+    """Who holds a limit, what it was, and whether a watchdog knows it; nothing if nobody does."""
     try:
         value = json.loads(file.read() or "{}")
     except ValueError:
@@ -217,11 +224,11 @@ def _read_claim(file: IO[str]) -> dict[str, Any]:
 
 def _write_claim(file: IO[str], value: dict[str, Any] | None) -> None:
     with contextlib.suppress(OSError):
-        file.seek(0)
-        file.truncate()
-        if value is not None:
-            file.write(json.dumps(value))
-        file.flush()
+        if value is None:
+            os.ftruncate(file.fileno(), 0)
+        else:  # in one go: who is killed on the way must not take along what the limit was
+            size = os.fstat(file.fileno()).st_size
+            os.pwrite(file.fileno(), json.dumps(value).encode().ljust(size), 0)
 
 
 _pipes: set[IO[bytes]] = set()

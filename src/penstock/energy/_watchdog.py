@@ -12,10 +12,13 @@ import os
 import signal
 import sys
 import time
+from typing import IO
 
 from penstock.core.errors import PenstockError
-from penstock.energy._guard import claim_path
+from penstock.energy._guard import claim_path, read_claim
 from penstock.energy._sensor import Sensor
+
+_LOOK_S = 0.05
 
 
 def open_device(key: str) -> Sensor:
@@ -34,16 +37,45 @@ def open_device(key: str) -> Sensor:
     raise PenstockError(f"No device {key}.")
 
 
-def restore(limits_w: dict[str, float], *, tries: int = 5, wait_s: float = 1.0) -> bool:
-    """Give devices their limits back; returns whether all took them. A device somebody holds by now is theirs."""
+def take(claim: IO[str], dead: int) -> bool:
+    """Lock a device's claim; False: the next job has it, or has restored the limit already.
+
+    A job that has just come knows the limit to restore, but may be killed, too, before it has a watchdog of its own.
+    Till then this one stays.
+    """
+    waited = False
+    while True:
+        try:
+            fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            claim.seek(0)
+            told = read_claim(claim)
+            if (
+                told.get("watched") and told.get("pid") != dead
+            ):  # what a dead one wrote stands till the next one writes
+                return False
+            waited = True
+            time.sleep(_LOOK_S)
+            continue
+        claim.seek(0)
+        return not waited or bool(read_claim(claim))
+
+
+def restore(limits_w: dict[str, float], *, tries: int = 5, wait_s: float = 1.0, dead: int = 0) -> bool:
+    """Give devices their limits back; returns whether all took them. A device somebody holds by now is theirs.
+
+    Args:
+        limits_w: By ``restore_key``.
+        tries: For devices that refuse.
+        wait_s: Between two of them.
+        dead: The process that changed the limits.
+    """
     left = dict(limits_w)
     for _ in range(tries):
         for key, limit_w in list(left.items()):
             with open(claim_path(key), "a+") as claim:
-                try:
-                    fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    del left[key]  # the next job has it, and the limit to restore with it
+                if not take(claim, dead):
+                    del left[key]
                     continue
                 try:
                     sensor = open_device(key)
@@ -70,4 +102,4 @@ def main() -> None:
     for line in sys.stdin:
         limits_w = {} if line.strip() == "clean" else json.loads(line)
     if limits_w:
-        sys.exit(0 if restore(limits_w) else 1)
+        sys.exit(0 if restore(limits_w, dead=int(sys.argv[1])) else 1)
