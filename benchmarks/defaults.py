@@ -9,8 +9,8 @@ data are in memory before the clock starts (for Ray Tune in its object store), a
 contender keeps for its next study (imports, Ray's workers, the process that Penstock forks its workers from) stays, so
 that of the seeds the first is a cold start. Penstock:
 ``pk.Study(task, space, maximize="accuracy").run()``, which begins with the middle of the space: a learning rate that
-is usual, as people choose their domains, and as these three are chosen (``--shift 10`` moves the learning rates up by
-that factor, so that the middle is no longer a good one). Optuna: ``study.optimize(objective)`` with reports after every
+is usual, as people choose their domains, and as these three are chosen. ``--shift 10`` moves the learning rates up by
+that factor, so that the middle is no longer a good one; its results are kept under names of their own. Optuna: ``study.optimize(objective)`` with reports after every
 epoch, so that its default pruner works. Ray Tune: ``Tuner.fit()`` with a report after every epoch; starting Ray itself
 is not counted. Time begins with the call and ends at the report.
 """
@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--data", type=Path, default=None, help="the folder of Fashion-MNIST's four files")
     parser.add_argument("--only", nargs="*", default=None, help="contenders; nothing is saved")
-    parser.add_argument("--shift", type=float, default=1.0, help="times all learning rates; nothing is saved")
+    parser.add_argument("--shift", type=float, default=1.0, help="times all learning rates")
     options = parser.parse_args()
     if options.data is not None:
         os.environ["PENSTOCK_FASHION_MNIST"] = str(options.data)
@@ -389,15 +389,19 @@ def main() -> None:
             result[name] |= {"seconds": spread(theirs_s), "penstock_seconds": spread(ours_s)}
             medians = statistics.median(theirs_s), statistics.median(ours_s)
             print(f"{name}: {medians[0]:.2f} s, ours {medians[1]:.2f} s to the same quality")
-    if not options.only and options.shift == 1.0:
+    if not options.only:
         result["faster"] = {
             name: spread([theirs / mine for mine, theirs in pairs])
             for name, pairs in seconds.items()
             if pairs
         }
         given = f"{options.problem} --seeds {options.seeds} --seconds {options.seconds:g}"
+        name = f"defaults_{options.problem}"
+        if options.shift != 1.0:
+            given += f" --shift {options.shift:g}"
+            name += "_shifted"
         command = f"python benchmarks/defaults.py {given}"
-        save(f"defaults_{options.problem}", command, result, ["penstock", "optuna", "ray", "torch"])
+        save(name, command, result, ["penstock", "optuna", "ray", "torch"])
 
 
 if __name__ == "__main__":

@@ -605,7 +605,7 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
     return read
 
 
-def defaults(problem: str) -> Callable[[Data], Iterator[Row]]:
+def defaults(problem: str, head: bool = True) -> Callable[[Data], Iterator[Row]]:
     def read(r: Data) -> Iterator[Row]:
         peers = {"optuna": "Optuna", "ray tune": "Ray Tune"}
         yield Row(
@@ -615,7 +615,7 @@ def defaults(problem: str) -> Callable[[Data], Iterator[Row]]:
                 f"{number(middle(r[name]['penstock_seconds']))} s beside {label}'s {number(middle(r[name]['seconds']))} s"
                 for name, label in peers.items()
             ),
-            True,
+            head,
         )
         for name, label in peers.items():
             yield Row(
@@ -696,6 +696,9 @@ EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
     "defaults_digits": defaults("digits"),
     "defaults_fashion": defaults("Fashion-MNIST"),
     "defaults_characters": defaults("characters"),
+    "defaults_digits_shifted": defaults("digits, learning rates 10 times as high", head=False),
+    "defaults_fashion_shifted": defaults("Fashion-MNIST, learning rates 10 times as high", head=False),
+    "defaults_characters_shifted": defaults("characters, learning rates 10 times as high", head=False),
     "flagship_ablation": ablation,
     "dashboard": dashboard,
     "kills": kills,

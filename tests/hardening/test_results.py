@@ -376,6 +376,9 @@ def test_one_benchmark_is_run_by_its_name_and_those_of_a_paper_by_what_their_nam
         "defaults_digits",
         "defaults_characters",
         "defaults_fashion",
+        "defaults_digits_shifted",
+        "defaults_characters_shifted",
+        "defaults_fashion_shifted",
     ]
     assert not every.chosen(["hydr"])
     written = {name for each in every.chosen(["hydro"]) for name in each.writes}
