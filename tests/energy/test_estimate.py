@@ -120,6 +120,30 @@ def test_psutil_s_way_gives_the_same(monkeypatch):
     assert _estimate._cpu_of(child.pid) == 0
 
 
+def test_a_window_from_before_a_fork_tells_what_the_child_uses():
+    """A child's CPU time begins at 0, far below its parent's."""
+    code = (
+        "import json, os, time\n"
+        "from penstock.energy import EstimateSensor, Meter\n"
+        "def burn(seconds):\n"
+        "    until = time.process_time() + seconds\n"
+        "    while time.process_time() < until: pass\n"
+        "burn(0.3)\n"
+        "meter = Meter([EstimateSensor(cores=1, busy_core_w=100.0, idle_core_w=0.0)])\n"
+        "burn(0.3)\n"
+        "window = meter.window()\n"
+        "if os.fork() == 0:\n"
+        "    burn(0.2)\n"
+        "    mine_j = 100.0 * time.process_time()\n"
+        "    print(json.dumps([window.energy.joules, mine_j]), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    joules, mine_j = json.loads(told)
+    assert joules == pytest.approx(mine_j, rel=0.1)
+
+
 def test_bad_figures_are_refused():
     with pytest.raises(InvalidInput, match="busy_core_w=0"):
         EstimateSensor(busy_core_w=0)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -303,6 +304,92 @@ def test_a_forked_child_follows_its_parent(gpus):
     assert 0.7 * least_j <= joules <= 1.3 * most_j
     assert set(stub.readers()) == {os.getpid()}
     assert pid != os.getpid()
+    sensor.close()
+
+
+def in_a_fork(work):
+    """What ``work()`` gives in a forked child; an error if it hangs there."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=lambda: queue.put(work()))
+    process.start()
+    try:
+        return queue.get(timeout=30)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_window_from_before_a_fork_goes_on_in_the_child(gpus):
+    stub = gpus(1)
+    stub.set_load(100.0)
+    sensors = gpu_sensors()
+    time.sleep(0.5)
+    before_j = stub.energy_j(0)
+    window = Meter(sensors).window()
+    time.sleep(0.3)
+    least_j = stub.energy_j(0) - before_j
+
+    def child():
+        return window.energy.joules
+
+    joules = in_a_fork(child)
+    assert 0.7 * least_j <= joules <= 1.3 * (stub.energy_j(0) - before_j)
+    sensors[0].close()
+
+
+def test_a_fork_while_the_device_is_read_does_not_hang_the_child(tmp_path):
+    reading = threading.Event()
+
+    class Slow(Counter):
+        def energy_j(self):
+            if threading.current_thread() is not threading.main_thread():
+                reading.set()
+                time.sleep(0.2)
+            return super().energy_j()
+
+    sensor = SharedSensor(Slow("slow"), folder=tmp_path, period_s=0.01)
+    reading.clear()
+    assert reading.wait(30)
+    assert in_a_fork(sensor.energy_j) >= 0.0
+    sensor.close()
+
+
+def test_a_forked_child_has_an_account_of_its_own_and_keeps_it(gpus):
+    """Whoever closes a file gives up all of the process's locks of it, those taken through another descriptor too."""
+    stub = gpus(1)
+    stub.set_load(100.0)
+    first, second = gpu_sensors() + gpu_sensors()
+    first.join(1.0)
+
+    def child():
+        first.join(1.0)
+        second.energy_j()
+        time.sleep(1.2)  # the reader looks once a second who is alive
+        before = first.reading()
+        time.sleep(0.5)
+        after = first.reading()
+        first.close()
+        return after[1] - before[1], after[0] - before[0]
+
+    part_j, whole_j = in_a_fork(child)
+    assert whole_j > 0
+    assert 0.3 * whole_j <= part_j <= 0.7 * whole_j
+    before_j = first.reading()[1]
+    joules, least_j, most_j = grown(stub, lambda: first.reading()[1] - before_j, 0.3)
+    assert 0.6 * least_j <= joules <= 1.4 * most_j
+    for sensor in (first, second):
+        sensor.close()
+
+
+def test_a_child_that_closes_what_it_inherited_takes_nothing_from_its_parent(gpus):
+    stub = gpus(1)
+    stub.set_load(100.0)
+    (sensor,) = gpu_sensors()
+    sensor.join(1.0)
+    in_a_fork(sensor.close)
+    joules, least_j, most_j = grown(stub, lambda: sensor.reading()[1], 0.5)
+    assert 0.7 * least_j <= joules <= 1.3 * most_j
     sensor.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import random
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 from penstock.core import Source, VirtualClock
 from penstock.core.errors import InvalidInput, SensorError, StoreCorrupt, TrialError, Unsupported
 from penstock.energy import V100_LOADS, SimulatedGpu
-from penstock.recurring import Decision, RecurringJob
+from penstock.recurring import Decision, Grid, RecurringJob
 from penstock.store import open_store
 from penstock.testing.postgres import postgres_server
 
@@ -244,6 +245,49 @@ def test_batch_sizes_may_change_between_restarts(tmp_path: Path):
         assert ticket.batch_size == 64
         observe(job, ticket)
         assert job.decide().batch_size in (64, 128)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("policy", ["ours", "zeus", Grid()])
+def test_a_batch_size_taken_off_the_list_is_neither_run_nor_a_measure(policy, window, tmp_path: Path):
+    """It cost a fifth of any other: by beta times its cost, all runs of those that are left would be stopped."""
+    cost_j = {32: 4000.0, 64: 1000.0, 128: 5000.0, 256: 6000.0}
+
+    def job(*sizes):
+        return RecurringJob(
+            "c",
+            batch_sizes=sizes,
+            default=128,
+            policy=policy,
+            window=window,
+            max_power_w=100.0,
+            store=tmp_path / "c.db",
+        )
+
+    def end(job, ticket):
+        limit_j = math.inf if ticket.cost_limit is None else ticket.cost_limit
+        whole_j = cost_j[ticket.batch_size]
+        part = min(1.0, limit_j / whole_j)
+        job.observe(
+            ticket,
+            epochs=10 * part,
+            time_s=whole_j * part / 100,
+            energy_j=whole_j * part,
+            reached=part == 1.0,
+        )
+        return part == 1.0
+
+    with job(64, 128, 256) as before:
+        for _ in range(9):
+            end(before, before.decide())
+    with job(32, 128, 256) as after:
+        reached = []
+        for _ in range(6):
+            # Two at a time: Zeus runs the best size that it knows while another one is explored.
+            tickets = [after.decide(), after.decide()]
+            assert {ticket.batch_size for ticket in tickets} <= {32, 128, 256}
+            reached += [end(after, ticket) for ticket in tickets]
+        assert sum(reached) > len(reached) // 2
 
 
 def test_a_job_with_another_target_is_refused_once_runs_have_reached_theirs(tmp_path: Path):

@@ -94,6 +94,7 @@ class EstimateSensor(Sensor):
         self._start_s = time.monotonic()
         self._start_cpu_s = 0.0
         self._start_cpu_s = self._cpu_s(self._start_s)
+        self._counted_s = 0.0
         self._last = (self._start_s, 0.0)
         self._watts = self.idle_w
 
@@ -118,10 +119,22 @@ class EstimateSensor(Sensor):
         return self._cpu_s(time.monotonic())
 
     def _cpu_s(self, now_s: float) -> float:
+        if self._owner != os.getpid():
+            self._forked()
         if now_s - self._looked_s >= self._look_every_s:
             self._look(now_s)
         own_s = time.process_time() if self._pid is None else 0.0
-        return own_s + self._others_s - self._start_cpu_s
+        self._counted_s = own_s + self._others_s - self._start_cpu_s
+        return self._counted_s
+
+    def _forked(self) -> None:
+        """In a forked child, whose CPU time begins at 0: its own goes on where the parent's was read last."""
+        self._owner = os.getpid()
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        if self._pid is None:
+            self._tree_s = self._children_s = self._others_s = 0.0
+            self._tree_read_s = self._looked_s = -1e9
+            self._start_cpu_s = -self._counted_s
 
     def _look(self, now_s: float) -> None:
         """What the others of the tree have used."""

@@ -115,6 +115,11 @@ class SharedSensor(Sensor):
         self._part_j = 0.0
         self._slot: int | None = None
         self._open()
+        try:
+            self._base_j = self._most_j = self._total_j(self._fresh())
+        except SensorError:
+            self.close()
+            raise
 
     def energy_j(self) -> float:
         """Joules since this object was made."""
@@ -236,20 +241,19 @@ class SharedSensor(Sensor):
                 break
             self._channel.try_to_read()
             time.sleep(0.005)
-        self._base_j = self._most_j = 0.0
-        try:
-            self._base_j = self._most_j = self._total_j(self._fresh())
-        except SensorError:
-            self.close()
-            raise
 
     def _ensure(self) -> _Channel:
-        if self._pid != os.getpid():  # forked: the parent's lock and thread are not ours
-            self._lock = threading.RLock()
+        if self._pid != os.getpid():  # forked: the parent's file and thread are not ours
             self._open()
         if self._channel is None:
             raise SensorError(f"The sensor of {self.name} ({self.id}) is closed.")
         return self._channel
+
+    def _forget(self) -> None:
+        """After a fork: the parent's place in the file is not ours, and its threads' locks are never let go here."""
+        self._lock = threading.RLock()
+        self._channel = self._poll = self._slot = None
+        self._pid = -1
 
     def _tick(self) -> None:
         with self._lock:
@@ -328,10 +332,21 @@ class _Channel:
     def of(cls, path: Path, user: SharedSensor) -> _Channel:
         with cls._registry:
             channel = cls._open.get(path)
-            if channel is None or channel._pid != os.getpid():
+            if channel is None:
                 channel = cls._open[path] = cls(path, user)
             channel._users.append(user)
             return channel
+
+    @classmethod
+    def forget(cls) -> None:
+        """Close the parent's files, after a fork: closed later, they would take our own locks of them along."""
+        cls._registry = threading.Lock()
+        channels, cls._open = list(cls._open.values()), {}
+        for channel in channels:
+            for user in channel._users:
+                user._forget()
+            channel._map.close()
+            channel._file.close()
 
     def __init__(self, path: Path, user: SharedSensor) -> None:
         self._path = path
@@ -577,3 +592,6 @@ class _Channel:
     def _set_error(self, text: str) -> None:
         raw = text.encode()[:_ERROR_BYTES]
         self._map[_ERROR_AT : _ERROR_AT + 2 + len(raw)] = len(raw).to_bytes(2, "little") + raw
+
+
+os.register_at_fork(after_in_child=_Channel.forget)

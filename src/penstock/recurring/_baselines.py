@@ -47,7 +47,9 @@ class Grid(Policy):
                     return Choice(size, limit)
         best: tuple[float, int, float | None] | None = None
         for (size, limit), cost in tried.items():
-            if cost is not None and size not in failed and (best is None or cost < best[0]):
+            if size in failed or size not in spec.batch_sizes:  # it may be off the list since
+                continue
+            if cost is not None and (best is None or cost < best[0]):
                 best = (cost, size, limit)
         if best is None:
             return Choice(spec.default, limits[0])

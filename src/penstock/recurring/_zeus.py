@@ -44,7 +44,8 @@ def _told(view: View) -> ZeusBandit:
             spec.batch_sizes, spec.default, beta=spec.beta, window=spec.window, seed=spec.seed
         )
     for seen in view.seen[given:]:
-        bandit.observe(seen.batch_size, seen.cost, seen.reached, explored=seen.explore)
+        if seen.batch_size in spec.batch_sizes:  # not those that were taken off the list since
+            bandit.observe(seen.batch_size, seen.cost, seen.reached, explored=seen.explore)
     if view.settled:
         view.memo[Zeus] = _Told(bandit, len(view.seen))
     return bandit
