@@ -52,9 +52,11 @@ def unpack(blob: bytes | None, folder: Path | None, *, given: Any = None) -> dic
     try:
         parts: dict[str, Any] = cloudpickle.loads(blob)
     except Exception as error:
+        lacks = isinstance(error, ModuleNotFoundError)
+        elsewhere = ", or name the folder of that module in PYTHONPATH" if lacks else ""
         raise StoreError(
             f"The stored training function can't be restored here: {type(error).__name__}: {error}. Resume in the "
-            "environment and folder where the study was made."
+            f"environment and folder where the study was made{elsewhere}."
         ) from error
     if given is not None:
         parts["work"] = given
