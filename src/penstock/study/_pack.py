@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidInput, StoreError
-from penstock.execute._ship import dumps
+from penstock.execute._ship import blame, dumps
 
 _MOST_BYTES = 990_000_000  # SQLite takes a billion at once, PostgreSQL a little more
 
@@ -27,8 +27,8 @@ def pack(parts: dict[str, Any]) -> bytes:
                 dumps(part)
             except Exception as cause:
                 raise InvalidInput(
-                    f"The study's {name} can't be shipped to workers nor kept for a resume: {cause}. Make what it "
-                    "holds (a lock, an open file, a connection, a generator) inside the training function."
+                    f"The study's {name} can't be shipped to workers nor kept for a resume: {blame(part, cause)}. Make "
+                    "what it holds (a lock, an open file, a connection, a generator) inside the training function."
                 ) from error
         raise
     sizes = {name: len(dumps(part)) for name, part in parts.items()}
