@@ -256,3 +256,27 @@ study.run()
     assert "2 completed" in done.stdout
     with contextlib.closing(open_store(tmp_path / "s.db", write=False)) as store:
         assert len(store.studies()) == 1
+
+
+@pytest.mark.parametrize("where", [".", "elsewhere"])
+def test_a_function_of_a_module_beside_the_script_is_found_again(tmp_path, where):
+    """The command's own folder is all it has on its path, as -P does here; python puts the script's there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "beside.py").write_text("def train(run):\n    run.report(loss=run.config['x'])\n")
+    (tmp_path / "script.py").write_text(
+        "import penstock as pk\n"
+        "from beside import train\n"
+        "pk.Study(train, {'x': pk.Float(0, 1)}, minimize='loss', executor=pk.Local(1), store='s.db',\n"
+        "         budget=pk.Budget(trials=1)).run()\n"
+    )
+    made = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    resume = [sys.executable, "-P", *COMMAND[1:], "resume", str(tmp_path / "s.db"), "--budget", "trials=3"]
+    done = subprocess.run(resume, cwd=tmp_path / where, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 completed" in done.stdout
+    (tmp_path / "beside.py").rename(tmp_path / "moved.py")
+    done = subprocess.run(resume, cwd=tmp_path / where, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "No module named 'beside'" in done.stderr
+    assert "PYTHONPATH" in done.stderr

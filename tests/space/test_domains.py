@@ -76,6 +76,9 @@ DRAWS = 4000
         (lambda: equals(3, 4), "by name, not 3"),
         (lambda: greater("a", "b"), "compares with 'b', not a number"),
         (lambda: less("a", NAN), "not a number"),
+        (lambda: equals("a", 1) and less("b", 2), r"equals\('a', 1\) has no truth value.*a & b"),
+        (lambda: equals("a", 1) or equals("a", 2), r"one_of\("),
+        (lambda: not equals("a", 1), "no truth value"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_by_name(make, says):

@@ -84,6 +84,9 @@ def test_unknown_schemes() -> None:
         open_store("mysql://user:secret@host/db", write=True)
     with pytest.raises(InvalidInput, match="sqlite:////absolute"):
         open_store("sqlite://host/db", write=True)
+    for what in (False, 3, b"study.db"):
+        with pytest.raises(InvalidInput, match=f"path or URL, got {what!r}"):
+            open_store(what, write=False)
 
 
 @pytest.mark.parametrize("write", [False, True])

@@ -98,7 +98,7 @@ def test_work_that_cannot_be_shipped_is_named_before_anything_runs(tmp_path):
         with lock:
             run.report(loss=1.0)
 
-    with pytest.raises(InvalidInput, match="lock"):
+    with pytest.raises(InvalidInput, match=r"its closure variable 'lock' \(_thread\.lock\) can't be pickled"):
         study(tmp_path / "s.db", holds_a_lock, executor=pk.Local(slots=1)).run()
 
 

@@ -629,3 +629,20 @@ def test_a_study_begins_whatever_the_others_of_its_store_are(tmp_path):
     pk.Study(curve, SPACE, **options).run(view=None)
     with open_store(store, write=False) as opened:
         assert opened.names() == {"first", "second", "curve"}
+
+
+@pytest.mark.parametrize("store", ["s.db", "sqlite:///s.db"])
+def test_a_study_finds_its_store_again_from_another_folder(tmp_path, monkeypatch, store):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = study(store=store, budget=pk.Budget(trials=3), scheduler=pk.Full(epochs=9)).run()
+    loaded = pk.Study.load(store)
+    monkeypatch.chdir(tmp_path / "other")
+    assert loaded.best.config == made.best.config
+    assert len(made.plot.history().data) > 0
+    for each, trials in ((made, 5), (loaded, 7)):
+        each.budget = pk.Budget(trials=trials)
+        assert len(each.run().trials) == trials
+    assert list((tmp_path / "other").iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    assert len(pk.Study.load(store).trials) == 7

@@ -96,6 +96,21 @@ def test_bad_lines_are_refused(line: str) -> None:
         Command(line)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"env": {"OMP_NUM_THREADS": 1}}, "Write {'OMP_NUM_THREADS': '1'}"),
+        ({"env": ["OMP_NUM_THREADS=1"]}, "variables by name"),
+        ({"cwd": 3}, "cwd takes the path of a folder, got 3"),
+        ({"grace_s": "10"}, "grace_s must be a number of seconds.*got '10'"),
+        ({"grace_s": -1}, "at least 0, got -1"),
+    ],
+)
+def test_what_every_trial_would_fail_with_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        Command("prog {lr}", **given)
+
+
 def test_it_pickles() -> None:
     command = pickle.loads(pickle.dumps(Command("prog {lr}", env={"A": "1"})))
     assert (command.line, command.env, command.fields) == ("prog {lr}", {"A": "1"}, {"lr"})

@@ -436,6 +436,62 @@ def test_nested_loops_are_refused(tmp_path: Path) -> None:
     assert end.reason.startswith("InvalidInput: run.epochs() is already")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "until"),
+    [(2, 2, None), (2, 2, 1), (3, 2, 9), (None, None, 3), (None, 5, 3), (0, 0, 3)],
+)
+def test_a_second_loop_that_could_do_nothing_is_refused(tmp_path, first, second, until):
+    def train(run: Run) -> None:
+        for total in (first, second):
+            for epoch in run.epochs(total):
+                run.report(loss=float(epoch))
+
+    end = run(train, tmp_path, until=until)
+    assert end.status == "failed"
+    written = "" if second is None else second
+    assert end.reason.startswith(f"InvalidInput: A second loop over run.epochs({written}) would do nothing")
+    assert "inf" not in end.reason
+
+
+def test_a_second_loop_over_the_same_iterator_is_refused(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        epochs = run.epochs(3)
+        for _ in range(2):
+            for epoch in epochs:
+                run.report(loss=float(epoch))
+
+    assert "A second loop over run.epochs(3)" in run(train, tmp_path).reason
+
+
+@pytest.mark.parametrize("until", [1, 2, 4, 9, None])
+def test_a_later_phase_goes_on_where_the_one_before_ended(tmp_path: Path, until: int | None) -> None:
+    done: list[tuple[str, int]] = []
+
+    def train(run: Run) -> None:
+        for phase, total in (("warm up", 2), ("train", 5)):
+            for epoch in run.epochs(total):
+                done.append((phase, epoch))
+                run.save(epoch)
+                run.report(loss=float(epoch))
+
+    assert run(train, tmp_path, until=until, last=False).status in ("paused", "completed")
+    every = [("warm up", 0), ("warm up", 1), ("train", 2), ("train", 3), ("train", 4)]
+    assert done == every[:until]
+    run(train, tmp_path, start=len(done), known=len(done), until=5)
+    assert done == every
+
+
+def test_no_loop_follows_one_that_was_left_by_break(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        for _ in run.epochs():
+            run.report(loss=1.0)
+            break
+        for _ in run.epochs():
+            pass
+
+    assert "left by break" in run(train, tmp_path).reason
+
+
 def test_the_meter_is_read_once_per_epoch(tmp_path: Path) -> None:
     class Counter:
         def __init__(self) -> None:

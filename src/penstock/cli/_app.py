@@ -89,10 +89,12 @@ def resume(
     ] = False,
 ) -> None:
     """Go on with a study where it was left, after Ctrl-C, a crash or a used-up budget."""
+    from penstock.cli._load import look_beside
     from penstock.study import Study
 
     if repair:
         _repair(store, study)
+    look_beside(store)
     loaded = Study.load(store, study, files=files)
     if budget:
         loaded.budget = _budget(budget, loaded.budget)

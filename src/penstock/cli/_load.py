@@ -37,6 +37,20 @@ def load(target: str, default: str) -> Any:
     return value
 
 
+def look_beside(store: str) -> None:
+    """Let modules be found in the present folder and in the store's: a study's function may come from one there.
+
+    ``python tune.py`` finds them beside the script, and the ``penstock`` command looks in its own folder alone. At the
+    end, so that nothing here stands in for what is installed.
+    """
+    from penstock.store._open import sqlite_path
+
+    path = sqlite_path(store)
+    for folder in (Path.cwd(), *(() if path is None else (path.resolve().parent,))):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
 def call(function: Any, target: str, wanted: str = "Study") -> Any:
     """What a user's function without arguments returns; ``wanted`` says what that should be.
 

@@ -29,10 +29,9 @@ def pack(work: Any) -> bytes:
     try:
         return dumps(work)
     except Exception as error:
-        where, what, why = _culprit(work, error)
         name = getattr(work, "__qualname__", None) or type(work).__name__
         raise InvalidInput(
-            f"{name} can't be sent to worker processes: {where} ({_kind(what)}) can't be pickled: {why}. "
+            f"{name} can't be sent to worker processes: {blame(work, error)}. "
             "Make it inside the training function, or keep it in a module that workers can import."
         ) from error
     finally:
@@ -154,6 +153,12 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
             parts += [(f"its argument {k!r}", v) for k, v in value.keywords.items()]
             parts += [(f"its argument {i}", v) for i, v in enumerate(value.args)]
     return parts
+
+
+def blame(value: Any, error: Exception) -> str:
+    """Which part of ``value`` can't be pickled, by the name a user knows it by, and why."""
+    where, what, why = _culprit(value, error)
+    return f"{where} ({_kind(what)}) can't be pickled: {why}"
 
 
 def _culprit(value: Any, error: Exception, depth: int = 4) -> tuple[str, Any, str]:

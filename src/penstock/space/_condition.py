@@ -47,6 +47,12 @@ class Condition(ABC):
             return NotImplemented
         return All(self.atoms + other.atoms)
 
+    def __bool__(self) -> bool:  # else ``a and b`` would be b alone, and nobody would notice
+        raise SpaceError(
+            f"{self!r} has no truth value. Join conditions by &, not by and: a & b. For several values of one domain "
+            'write one_of("optimizer", "sgd", "adam").'
+        )
+
 
 class Atom(Condition):
     """A test on one parent.

@@ -75,6 +75,10 @@ def upgrade(url_or_path: str | os.PathLike[str]) -> None:
 
 def sqlite_path(url_or_path: str | os.PathLike[str]) -> Path | None:
     """The file that a path or URL names; None where it names something else."""
+    if not isinstance(url_or_path, str | os.PathLike):
+        raise InvalidInput(
+            f"A store is given by its path or URL, got {url_or_path!r}. Give one, e.g. study.db."
+        )
     text = os.fspath(url_or_path)
     scheme, colon, rest = text.partition("://")
     if not text:

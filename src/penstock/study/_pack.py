@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidInput, StoreError
-from penstock.execute._ship import dumps
+from penstock.execute._ship import blame, dumps
 
 _MOST_BYTES = 990_000_000  # SQLite takes a billion at once, PostgreSQL a little more
 
@@ -27,8 +27,8 @@ def pack(parts: dict[str, Any]) -> bytes:
                 dumps(part)
             except Exception as cause:
                 raise InvalidInput(
-                    f"The study's {name} can't be shipped to workers nor kept for a resume: {cause}. Make what it "
-                    "holds (a lock, an open file, a connection, a generator) inside the training function."
+                    f"The study's {name} can't be shipped to workers nor kept for a resume: {blame(part, cause)}. Make "
+                    "what it holds (a lock, an open file, a connection, a generator) inside the training function."
                 ) from error
         raise
     sizes = {name: len(dumps(part)) for name, part in parts.items()}
@@ -52,9 +52,11 @@ def unpack(blob: bytes | None, folder: Path | None, *, given: Any = None) -> dic
     try:
         parts: dict[str, Any] = cloudpickle.loads(blob)
     except Exception as error:
+        lacks = isinstance(error, ModuleNotFoundError)
+        elsewhere = ", or name the folder of that module in PYTHONPATH" if lacks else ""
         raise StoreError(
             f"The stored training function can't be restored here: {type(error).__name__}: {error}. Resume in the "
-            "environment and folder where the study was made."
+            f"environment and folder where the study was made{elsewhere}."
         ) from error
     if given is not None:
         parts["work"] = given

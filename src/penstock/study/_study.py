@@ -46,7 +46,7 @@ from penstock.sample import Gate, Sampler, WarmStart
 from penstock.schedule import Scheduler, StopRule
 from penstock.space import Domain, Space
 from penstock.store import Store, StudyEntry, open_store
-from penstock.store._open import is_in_memory
+from penstock.store._open import is_in_memory, sqlite_path
 from penstock.study._arguments import (
     check_bubbles,
     check_command,
@@ -298,6 +298,9 @@ class Study:
         self._target = None if store is False else (DEFAULT_STORE if store is None else store)
         if self._target is not None and is_in_memory(self._target):
             self._target = None  # there would be nothing to read once it is closed
+        self._home: str | None = (
+            None  # the folder that a relative path of the store is meant from, once it is open
+        )
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise InvalidInput(f"name must be a word, got {name!r}.")
         self._name = name
@@ -372,6 +375,7 @@ class Study:
         study.sampler = parts["sampler"]
         study.probe = parts.get("probe")
         study._entry = entry
+        study._stay()
         return study
 
     # --- running ---------------------------------------------------------------------------------------------
@@ -472,8 +476,9 @@ class Study:
         """The store, open for writing, with the study in it."""
         if self._target is None and self._store is not None:
             return self._store
-        store = open_store(self._target, write=True)
+        store = open_store(self._place(), write=True)
         self._store = store
+        self._stay()
         if self._entry is None:
             try:
                 self._entry = self._create(store)
@@ -481,6 +486,22 @@ class Study:
                 store.close()
                 raise
         return store
+
+    def _stay(self) -> None:
+        """The store is there now: its path is meant from this folder, wherever the process goes (``os.chdir``)."""
+        if self._home is None and self._target is not None:
+            with contextlib.suppress(OSError):  # the folder is gone
+                self._home = os.getcwd()
+
+    def _place(self) -> str | Path | None:
+        """What opens the store from the present folder."""
+        path = None if self._target is None or self._home is None else sqlite_path(self._target)
+        if path is None or path.is_absolute():
+            return self._target
+        with contextlib.suppress(OSError):
+            if os.getcwd() == self._home:
+                return self._target
+        return Path(self._home or "") / path
 
     def _job(self, files: Path, entry: StudyEntry, desk: LimitDesk | None = None) -> Job:
         options: dict[str, Any] = {"study": f"{entry.name} {entry.created_s:.6f}"}
@@ -781,7 +802,7 @@ class Study:
             )
         if not record.saved:
             raise InvalidInput(f"Trial {record.id} has saved nothing: its training called no run.save().")
-        store = self._store if self._target is None else open_store(self._target, write=False)
+        store = self._store if self._target is None else open_store(self._place(), write=False)
         assert store is not None
         try:
             folder = self._folder(store, self._entry.id)
@@ -874,7 +895,7 @@ class Study:
         if self._state is None:
             if self._entry is None or self._target is None:
                 return StudyState()
-            store = open_store(self._target, write=False)
+            store = open_store(self._place(), write=False)
             try:
                 state = StudyState()
                 read_state(store, self._entry, state)
@@ -942,7 +963,7 @@ class Study:
         folded = Folded(self.name or "", self.goal, self.spec())
         if self._entry is not None:
             kept = self._target is not None
-            store = open_store(self._target, write=False) if kept or self._store is None else self._store
+            store = open_store(self._place(), write=False) if kept or self._store is None else self._store
             try:
                 folded.read(store, self._entry)
             finally:

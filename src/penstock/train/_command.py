@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shlex
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, final
 
+from penstock.core.check import is_real
 from penstock.core.errors import InvalidInput
 from penstock.train._run import Refused, Run
 
@@ -71,9 +73,15 @@ class Command:
         if not arguments:
             raise InvalidInput("The command is empty.")
         self.line = line
+        if not (cwd is None or isinstance(cwd, str | os.PathLike)):
+            raise InvalidInput(f"cwd takes the path of a folder, got {cwd!r}.")
         self.cwd = None if cwd is None else os.fspath(cwd)
-        self.env = dict(env or {})
-        self.grace_s = grace_s
+        self.env = _checked_env(env)
+        if not (is_real(grace_s) and 0 <= grace_s < math.inf):
+            raise InvalidInput(
+                f"grace_s must be a number of seconds, finite and at least 0, got {grace_s!r}."
+            )
+        self.grace_s = float(grace_s)
         self._arguments = tuple(tuple(_parse(argument, line)) for argument in arguments)
 
     def __repr__(self) -> str:
@@ -197,6 +205,21 @@ def _joined(arguments: Any) -> str:
         f"Command takes a command line or a list of its arguments, got {arguments!r}. "
         'Write Command("python train.py --lr {lr}").'
     )
+
+
+def _checked_env(env: Any) -> dict[str, str]:
+    """Environment variables: else every trial would fail, with an error that names none of them."""
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise InvalidInput(f'env takes variables by name, such as {{"OMP_NUM_THREADS": "1"}}, got {env!r}.')
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(
+                f"env takes names and values that are texts, got {name!r}: {value!r}. Write {{{str(name)!r}: "
+                f"{str(value)!r}}}."
+            )
+    return dict(env)
 
 
 def _parse(argument: str, line: str) -> list[tuple[str, str | None, str, str | None]]:

@@ -112,6 +112,7 @@ class Run:
         "_accrued_s",
         "_checkpoints",
         "_copy_from",
+        "_covered",
         "_crew",
         "_energy",
         "_entered",
@@ -208,6 +209,7 @@ class Run:
         self._inside = False  # within an iteration of epochs()
         self._looped = False  # epochs() was called
         self._entered = 0  # iterations begun
+        self._covered: float | None = None  # the largest total of a loop that has ended; None: none has
         self._staged = False
         self._later: Callable[[int, list[Report], Callable[[str], None]], bool] | None = None
         self._stop: tuple[str, bool] | None = None
@@ -276,6 +278,8 @@ class Run:
     def epochs(self, total: int | None = None) -> Iterator[int]:
         """Iterate over the epochs to do now, counted from 0, from where ``load`` goes on.
 
+        One loop does them all. A second one, of a later phase, goes on from where the first ended: its total is larger.
+
         Args:
             total: How many epochs there are when the study sets no limit (and never more than that).
         """
@@ -284,7 +288,10 @@ class Run:
             if total < 0:
                 raise InvalidInput(f"run.epochs(total) must not be negative, got {total}.")
         if self._inside:
-            raise InvalidInput("run.epochs() is already being looped over; nest no second loop inside it.")
+            raise InvalidInput(
+                "run.epochs() is already being looped over, or was left by break; nest no second loop inside it, and "
+                "begin none after a break."
+            )
         self._looped = True
         return _Epochs(self, total)
 
@@ -556,14 +563,26 @@ class Run:
 class _Epochs:
     """The iterator of ``Run.epochs``. A class, not a generator: it must notice a break without the collector."""
 
-    __slots__ = ("_end", "_run")
+    __slots__ = ("_end", "_run", "_total")
 
     def __init__(self, run: Run, total: int | None) -> None:
         until = run._until
         self._run = run
+        self._total = total
         self._end = until if total is None else total if until is None else min(until, total)
 
     def __iter__(self) -> Iterator[int]:
+        # A second loop would do nothing, whatever the budget, and nobody would notice: a fold or a phase left out.
+        covered = self._run._covered
+        if covered is not None and _bound(self._total) <= covered:
+            written = "" if self._total is None else self._total
+            later = ""
+            if covered < math.inf:
+                later = f", or say where a later phase ends, as run.epochs({covered + (self._total or 1)})"
+            raise InvalidInput(
+                f"A second loop over run.epochs({written}) would do nothing: the loop before it has done those epochs, "
+                f"which count from the trial's beginning. Let one loop do all of them{later}."
+            )
         return self
 
     def __next__(self) -> int:
@@ -574,6 +593,7 @@ class _Epochs:
             run._inside = False
             run._close()
         if run._stop is not None or (self._end is not None and run._epoch >= self._end):
+            run._covered = max(run._covered or 0, _bound(self._total))
             raise StopIteration
         if run._meter is not None:
             run._meter.epoch_begin()  # what the function did before its loop is no epoch's
@@ -585,6 +605,10 @@ class _Epochs:
                 noted(ENDLESS, {"epochs": run._epoch})
         run._inside = True
         return run._epoch
+
+
+def _bound(total: int | None) -> float:
+    return math.inf if total is None else total
 
 
 def _brief(value: Any) -> str:
