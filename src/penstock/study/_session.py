@@ -167,7 +167,7 @@ class Session:
     def _loop(self) -> tuple[str, str]:
         engine, executor = self._engine, self._executor
         while True:
-            if self._leave is None:
+            if self._leave is None or (self._finishing and self._signals):
                 self._check_leave()
             if self._leave is None and self._hungry:
                 self._feed()
