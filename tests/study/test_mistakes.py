@@ -260,6 +260,21 @@ def test_a_signal_is_told_by_its_name_and_what_is_not_kept_is_not_to_be_resumed(
         assert ("can be resumed" in str(done)) == bool(store)
 
 
+def test_a_signal_also_ends_what_was_to_finish_when_the_budget_is_used_up():
+    def flat(run):
+        for _ in run.epochs():
+            run.report(loss=1.0)
+
+    view = Interrupt(signal.SIGINT)  # at 1 s, when the budget has been used up for half a second
+    budget = pk.Budget(time_s=0.5, finish=True)
+    done = study(flat, scheduler=pk.Full(trials=8, epochs=50), budget=budget).run(view=view)
+    assert (done.state.closed.reason, done.state.closed.detail) == ("interrupted", "Ctrl-C")
+    assert any(text.startswith("Ctrl-C") for text in view.said)
+    assert max(trial.epoch for trial in done.trials) <= 2
+    whole = study(flat, scheduler=pk.Full(trials=8, epochs=50), budget=budget).run()
+    assert [trial.epoch for trial in whole.trials if trial.epoch] == [50] * 4
+
+
 class HalfKilowattHour:
     """A meter that reads half a kilowatt-hour per epoch."""
 

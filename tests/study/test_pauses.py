@@ -24,6 +24,7 @@ from penstock.core import (
     Saved,
     Share,
     Started,
+    StudyState,
     TrialStatus,
 )
 from penstock.plan import _fluid
@@ -314,6 +315,63 @@ def test_a_study_that_is_cut_off_while_new_trials_pause_for_a_finalist_goes_on(t
         assert cut.state.counts.ended < whole.state.counts.ended
         resumed = pk.Study.load(path, budget=pk.Budget()).run(view="quiet")
         assert results(resumed) == results(whole)
+
+
+@pytest.mark.parametrize("after_s", [-5.0, -0.5, 5.0])
+def test_who_was_to_pause_when_the_budget_was_used_up_may_finish_with_the_others(
+    after_s: float, tmp_path: Path
+) -> None:
+    def tune(name: str, budget: pk.Budget) -> list[Event]:
+        pk.Study(
+            curve,
+            pk.Space(x=pk.Float(0, 1)),
+            minimize="loss",
+            scheduler=pk.Hyperband(max_epochs=27),
+            sampler=pk.Random(),
+            executor=pk.Simulated(4, seconds=10.0, overhead=SHARED),
+            planner=pk.Fluid(),
+            store=tmp_path / name,
+            seed=3,
+            budget=budget,
+        ).run(view="quiet")
+        return events_in(tmp_path / name)
+
+    first = pauses(tune("whole.db", pk.Budget()))[0]
+    limit_s = first.time_s + after_s
+    events = tune("cut.db", pk.Budget(time_s=limit_s, finish=True))
+    running: set[int] = set()
+    begun: set[int] = set()  # after that
+    for event in events:
+        if isinstance(event, Started):
+            (running if event.time_s <= limit_s else begun).add(event.trial)
+        elif isinstance(event, Ended) and event.time_s <= limit_s:
+            running.discard(event.trial)
+    assert (first.trial in running) == (after_s < 0)
+    state = StudyState.of(events)
+    state.validate()
+    assert not [trial for trial in running if state.trials[trial].unfinished]
+    assert begun <= running  # and no other is begun
+
+
+def test_who_is_to_be_tried_again_when_the_budget_is_used_up_may_finish_too() -> None:
+    done = pk.Study(
+        curve,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.Full(trials=9, epochs=6),
+        sampler=pk.Random(),
+        executor=pk.Simulated(
+            2, seconds=10.0, failure=lambda trial, epoch, attempt: epoch == 4 and not attempt
+        ),
+        budget=pk.Budget(time_s=25.0, finish=True),
+        store=False,
+    ).run(view="quiet")
+    assert done.state.closed is not None
+    assert done.state.closed.reason == "budget"
+    assert [(trial.epoch, trial.retries, trial.status) for trial in done.trials[:2]] == [
+        (6, 1, TrialStatus.COMPLETED)
+    ] * 2
+    assert not any(trial.epoch for trial in done.trials[2:])
 
 
 def lasting(run: pk.Run) -> None:

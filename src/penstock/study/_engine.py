@@ -728,6 +728,10 @@ class Engine:
         record = self.state.trials[trial]
         self.queue.appendleft(self._placement(record.segment, self.state.last_s, record.attempts))
 
+    def forget_waiting(self) -> None:
+        """Leave what waits to the next session; who runs and comes back, to pause or to be tried again, still waits."""
+        self.queue.clear()
+
     def waits(self, trial: int) -> bool:
         """Whether a trial is in the queue."""
         return any(segment.trial.id == trial for placement in self.queue for segment in placement.segments)

@@ -167,14 +167,15 @@ class Session:
     def _loop(self) -> tuple[str, str]:
         engine, executor = self._engine, self._executor
         while True:
-            if self._leave is None:
+            if self._leave is None or (self._finishing and self._signals):
                 self._check_leave()
             if self._leave is None and self._hungry:
                 self._feed()
-            elif engine.moving and self._finishing:
-                executor.launch([self._launch(placement) for placement in engine.plan(())])
+            elif self._finishing and self._hungry and (engine.moving or engine.queue):
+                self._feed_begun()
             self._write()
-            if self._leave is not None and not engine.running and not (engine.moving and self._finishing):
+            begun = self._finishing and (engine.moving or engine.queue)
+            if self._leave is not None and not engine.running and not begun:
                 return self._leave
             if not engine.running and not engine.queue and self._held_back:
                 return "budget", self._nearly_used_up  # they go on, with more of it
@@ -250,6 +251,19 @@ class Session:
             topic = "merge" if leaving else "split"
             self._take(Noted(now_s, topic, {"trials": list(order.members), "device": order.device}))
             self._executor.stop(order.members, reason=f"goes on on {order.device}", keep=True)
+
+    def _feed_begun(self) -> None:
+        """Launch what ran when the budget was used up and has paused, moved or failed since: it may finish, too."""
+        placements: Sequence[Placement] = ()
+        try:
+            placements = self._engine.plan(self._executor.free(), self._now())
+        except Exception as error:
+            self._engine.forget_waiting()  # it would fail again and again
+            self._fail(error)
+        self._write()
+        if placements:
+            self._executor.launch([self._launch(placement) for placement in placements])
+        self._resize()
 
     def _resize(self) -> None:
         for resize in self._engine.take_resizes():
@@ -630,6 +644,7 @@ class Session:
         ) is not None:
             self._leave = ("budget", used_up)
             if self._study.budget.finish:
+                self._engine.forget_waiting()
                 return
         elif self._hopeless:
             which = "trials of this session" if len(self._engine.state.sessions) > 1 else "trials"
