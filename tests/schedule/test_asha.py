@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core import Trial, TrialStatus, Values
+from penstock.core import Segment, Trial, TrialGroup, TrialStatus, Values
 from penstock.schedule import ASHA, Outcome, Rules
 from penstock.testing.schedulers import SPACE, by_fronts, drive, smooth_loss
 
@@ -232,3 +233,45 @@ def test_a_trial_without_a_value_is_given_up_at_once() -> None:
         2,
         3,
     ]  # two of six: those without count as worst
+
+
+def test_a_question_that_gets_no_answer_changes_nothing() -> None:
+    """A journal tells of groups alone: what a resume asks again are the questions that were answered."""
+
+    def by_sum(values: Sequence[Values]) -> list[int]:
+        return sorted(range(len(values)), key=lambda i: sum(values[i]))
+
+    def propose(count: int) -> list[Trial]:
+        made.extend(new := [Trial(len(made) + i, {}, 0) for i in range(count)])
+        return new
+
+    def started() -> ASHA:
+        made.clear()
+        asha = ASHA(max_epochs=4, eta=2, trials=300)
+        asha.start(Rules(propose, by_sum, SPACE, False, 0))
+        return asha
+
+    made: list[Trial] = []
+    journal: list[tuple[int, TrialGroup] | Outcome] = []
+    running: list[Segment] = []
+    random = Random(4)
+    asha = started()
+    while not asha.done:
+        want = 16 - len(running)
+        group = asha.next(want)
+        if group is not None:
+            journal.append((want, group))
+            running.extend(group.segments)
+        for _ in range(min(len(running), random.randrange(9))):
+            segment = running.pop(random.randrange(len(running)))
+            status = TrialStatus.COMPLETED if segment.last else TrialStatus.PAUSED
+            values = random.random(), random.random()
+            outcome = Outcome(segment.trial.id, status, segment.until or 0, values)
+            journal.append(outcome)
+            asha.ended(outcome)
+    again = started()
+    for entry in journal:
+        if isinstance(entry, Outcome):
+            again.ended(entry)
+        else:
+            assert again.next(entry[0]) == entry[1]

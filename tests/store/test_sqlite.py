@@ -79,6 +79,21 @@ def test_in_memory() -> None:
         assert other.studies() == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["postgresql:ann:secret@host", "postgres:/ann:secret@host/db", Path("postgresql://ann:secret@host/db")],
+)
+def test_a_url_with_too_few_slashes_is_no_file(
+    name: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a URL that was made a Path: its journal would be kept in a file of that name, password and all."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="no path") as caught:
+        open_store(name, write=True)
+    assert "secret" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_unknown_schemes() -> None:
     with pytest.raises(InvalidInput, match=r"'mysql'.*postgresql://"):
         open_store("mysql://user:secret@host/db", write=True)

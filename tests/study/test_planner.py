@@ -150,6 +150,19 @@ def test_a_resumed_study_ends_as_one_that_was_not_interrupted(tmp_path: Path) ->
     assert {r.id: r.metrics for r in resumed.trials} == {r.id: r.metrics for r in whole.trials}
 
 
+def test_a_bracket_that_a_budget_cuts_short_is_resumed_while_all_devices_are_busy(tmp_path: Path) -> None:
+    """That the trials have run out is asked while a device is idle, and the rung made of what there is when none is."""
+    path = tmp_path / "s.db"
+    scheduler = pk.Hyperband(max_epochs=9, eta=2)
+    options: Any = {"budget": pk.Budget(trials=10), "devices": 4, "seed": 2}
+    done = study(scheduler, pk.Walk(), pk.Fluid(concurrency=4), store=path, **options).run()
+    events = events_in(path)
+    cut_short = next(e for e in events if isinstance(e, Submitted) and e.label == "bracket 2, rung 1")
+    assert not cut_short.want
+    assert pk.Study.load(path).run().state.counts.total == done.state.counts.total == 10
+    assert events_in(path) == events
+
+
 def test_concurrency_is_free_of_the_number_of_devices(tmp_path: Path) -> None:
     study(*SCHEDULERS["ASHA"](), pk.Fluid(concurrency=16), devices=4, store=tmp_path / "s.db").run()
     events = events_in(tmp_path / "s.db")

@@ -15,6 +15,9 @@ from penstock.schedule._check import budgets, ended_by, levels, raised, whole
 _Key: TypeAlias = tuple[float, int]
 """What trials of a rung are sorted by: their value or rank, and their number for ties."""
 
+_Ranks: TypeAlias = tuple[list[tuple[_Key, Trial]], list[_Key], int, int]
+"""Who of a rung may be promoted one day, the best first; the others; how many are ranked, and how many are not yet."""
+
 
 @final
 class ASHA(Scheduler):
@@ -88,6 +91,7 @@ class ASHA(Scheduler):
         rules = self._rules
         if rules is None or self._finished or want <= 0:
             return None
+        ranks = self._ranks
         segments = self._promotions(want, exact=False)
         missing = want - len(segments)
         if missing and not self._exhausted:
@@ -102,8 +106,20 @@ class ASHA(Scheduler):
         self._handed += len(segments)
         if not segments:
             self._finish_if_over()
+            self._ranks = ranks
             return None
         return TrialGroup(tuple(segments), label="asha")
+
+    @property
+    def _ranks(self) -> list[_Ranks]:
+        """Of all rungs. A question without an answer leaves them as they were: journals, and so resumes, know none."""
+        return [rung.ranks for bracket in self._open for rung in bracket.rungs]
+
+    @_ranks.setter
+    def _ranks(self, ranks: list[_Ranks]) -> None:
+        rungs = (rung for bracket in self._open for rung in bracket.rungs)
+        for rung, before in zip(rungs, ranks, strict=True):
+            rung.ranks = before
 
     def _promotions(self, want: int, *, exact: bool) -> list[Segment]:
         segments: list[Segment] = []
@@ -150,8 +166,12 @@ class ASHA(Scheduler):
         return ended_by(self, self.trials)
 
     def _finish_if_over(self) -> None:
-        over = self._exhausted and not self._running and not self._finished
-        if over and not any(rung.promotable(exact=True) for bracket in self._open for rung in bracket.rungs):
+        if not self._exhausted or self._running or self._finished:
+            return
+        ranks = self._ranks
+        more = any(rung.promotable(exact=True) for bracket in self._open for rung in bracket.rungs)
+        self._ranks = ranks
+        if not more:
             self._finished = True
             self._dropped.extend(
                 sorted(trial for bracket in self._open for rung in bracket.rungs for trial in rung.waiting)
@@ -230,7 +250,7 @@ class _Rung:
     decided by ranks that old at most, and by present ones when nothing else is left to do.
     """
 
-    __slots__ = ("_all", "_eta", "_heap", "_others", "_rank_all", "_ranked", "_unranked")
+    __slots__ = ("_all", "_eta", "_heap", "_order", "_others", "_rank_all", "_ranked", "_unranked")
 
     def __init__(self, eta: int, order: Order) -> None:
         self._eta = eta
@@ -240,6 +260,16 @@ class _Rung:
         self._ranked = 0  # failures included
         self._all: dict[int, tuple[Trial, Values, bool]] = {}  # several objectives: all results but failures
         self._unranked = 0
+        self._order: list[int] = []  # of all results, as ranked last
+
+    @property
+    def ranks(self) -> _Ranks:
+        """What ``promotable`` goes by; good until somebody is added or promoted."""
+        return self._heap, self._others, self._ranked, self._unranked
+
+    @ranks.setter
+    def ranks(self, ranks: _Ranks) -> None:
+        self._heap, self._others, self._ranked, self._unranked = ranks
 
     def add(self, trial: Trial, values: Values | None, may_go_on: bool) -> None:
         """A trial reached the rung's end, or failed on the way (``values`` None)."""
@@ -271,7 +301,9 @@ class _Rung:
         self._ranked += self._unranked
         self._unranked = 0
         self._heap, self._others = [], []
-        for rank, index in enumerate(self._rank_all([values for _, values, _ in results])):
+        if len(self._order) != len(results):
+            self._order = self._rank_all([values for _, values, _ in results])
+        for rank, index in enumerate(self._order):
             trial, _, may_go_on = results[index]
             self._place((rank, trial.id), trial, may_go_on)
 

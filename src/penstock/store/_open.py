@@ -86,6 +86,12 @@ def sqlite_path(url_or_path: str | os.PathLike[str]) -> Path | None:
     if text in _IN_MEMORY:
         return None
     if not colon:
+        word, one, _ = text.partition(":")
+        if one and word.partition("+")[0] in ("sqlite", "postgresql", "postgres"):  # Path("a://b") is a:/b
+            raise InvalidInput(
+                f'A store that begins with "{word}:" is no path, and a URL begins with "{word}://". Give a string: '
+                "sqlite:///path, or postgresql://user@host/database."
+            )
         return _file(text)
     if scheme == "sqlite" and rest.startswith("/"):
         return _file(rest[1:])

@@ -742,6 +742,10 @@ class Engine:
         self.setup.scheduler.at(self._elapsed_s(event.time_s))
         try:
             group = self.setup.scheduler.next(event.want)
+            if group is None and not event.want:
+                # A rung that was ready while nothing was free, but cut short: that nobody proposed any more trials for
+                # it was learned between two groups, which is not journalled.
+                group = self.setup.scheduler.next(1)
         finally:
             self._replayed = None
         if group is None or not _same(group.segments, event.segments):
