@@ -20,6 +20,7 @@ from penstock.core.errors import InvalidInput, Unsupported
 from penstock.train._bubble_gate import Gate
 from penstock.train._bubble_host import Host
 from penstock.train._bubble_page import WAITING
+from penstock.train._bubble_page import clock_s as bubble_clock_s
 from penstock.train._pausing import squeeze_task
 
 
@@ -301,6 +302,26 @@ def test_python_code_without_a_passage_stops_when_the_bubble_ends(tmp_path):
     again.join()
     host.close()
     gate.close()
+
+
+def test_a_timer_that_fires_in_the_midst_of_its_own_work_stops_a_trial_once(tmp_path, monkeypatch):
+    """A busy machine runs a process again after more than a millisecond, at any line."""
+    with Host(tmp_path) as host, Gate(host.path) as gate:
+        host.lend()
+        gate.passage("data")
+        host.lend(0.0)
+        fired = []
+
+        def clock_s():
+            if not fired:
+                fired.append(True)
+                threading.Timer(0.1, host.lend).start()
+                gate._tick(signal.SIGALRM, None)
+            return bubble_clock_s()
+
+        monkeypatch.setattr("penstock.train._bubble_gate.clock_s", clock_s)
+        gate._tick(signal.SIGALRM, None)
+        assert (gate.use.pauses, len(gate.use.overruns_s)) == (1, 1)
 
 
 def test_the_timer_leaves_others_timers_alone(tmp_path):

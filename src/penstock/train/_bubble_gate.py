@@ -233,15 +233,18 @@ class Gate:
             signal.setitimer(signal.ITIMER_REAL, _TICK_S if on else 0.0, _TICK_S if on else 0.0)
 
     def _tick(self, number: int, frame: object) -> None:
-        until = self._words[UNTIL]
-        if until == ENDED:
-            self._time(False)
+        if self._inside or self._slot is None:
             return
-        now = clock_s()
-        if self._inside or self._slot is None or now < until:
-            return
-        self._inside = self._cut = True
+        self._inside = True  # before anything is looked at: the timer may fire again in the midst of this
         try:
+            until = self._words[UNTIL]
+            if until == ENDED:
+                self._time(False)
+                return
+            now = clock_s()
+            if now < until:
+                return
+            self._cut = True
             if not self._account(now, time.process_time()):
                 self._stopped(0.0)
             self._since, self._cpu_s = self._pause(_CUT, now), time.process_time()
