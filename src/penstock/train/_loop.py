@@ -24,6 +24,7 @@ from torch import Tensor
 
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
+from penstock.model._watch import Watch
 from penstock.train._explored import carried, fits
 from penstock.train._layout import lay_out
 from penstock.train._loader import Loaded, Source, copied, derive, flatten, order_of
@@ -904,9 +905,11 @@ def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
     That is batch norm's statistics and dropout's draws, but also weights: a teacher that follows its student, or a code
     book, is often kept in frozen parameters. The tensors themselves come back, not their values alone: in a fused group
-    they are views of the group's.
+    they are views of the group's. And what layers keep as plain attributes: that they have set their weights by the
+    first batch, how often they were called.
     """
     before = random_state(device)
+    watch = Watch(model.modules())
     places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
         (table, key, tensor, tensor.detach().clone())
         for sub in model.modules()
@@ -920,4 +923,5 @@ def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
         with torch.no_grad():
             for place, key, tensor, value in places:
                 place[key] = tensor.copy_(value)
+        watch.restore()
         set_random_state(before, device)
