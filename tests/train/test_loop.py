@@ -297,6 +297,26 @@ def test_a_look_before_the_first_step_leaves_frozen_weights_alone():
     assert store["reports"] == whole.reports
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_trials_would_share_are_refused_unless_they_are_frozen(frozen):
+    body = nn.Linear(6, 6).requires_grad_(not frozen)
+    task = Task(lambda: nn.Sequential(body, nn.Linear(6, 3)), make_data(), F.cross_entropy)
+    with private_randomness():
+        first = Trainer(task, {"lr": 0.1}, seed=1)
+        first.train_epoch()
+        first.clone().train_epoch()  # of the same trial
+        del first
+        if frozen:
+            Trainer(task, {"lr": 0.1}, seed=2).train_epoch()
+        else:
+            with pytest.raises(InvalidInput, match=r"the weights '0\.weight' a second time.*deepcopy"):
+                Trainer(task, {"lr": 0.1}, seed=2)
+    task = Task(lambda: copy.deepcopy(body), make_data(), F.cross_entropy)
+    if not frozen:
+        for seed in range(2):
+            Trainer(task, {"lr": 0.1}, seed=seed)
+
+
 class FirstBatch(nn.Module):
     """Sets its weights by the first batch that it sees, and counts and lists its calls."""
 

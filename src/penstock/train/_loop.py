@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -198,6 +199,7 @@ class Trainer:
         if model is None:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
+            _check_own(model)
         self.model: torch.nn.Module = model.to(self.device)
         if isinstance(
             task.loss, torch.nn.Module
@@ -711,6 +713,23 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     Those of others add up, and have no part in the norm that is clipped.
     """
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+_built: WeakValueDictionary[int, torch.nn.Parameter] = WeakValueDictionary()
+"""The weights to train of the models that factories made in this process, by id."""
+
+
+def _check_own(model: torch.nn.Module) -> None:
+    """Refuse a model with weights of one that was made before: a trial would go on from what others have trained."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for name, p in trained:
+        if _built.get(id(p)) is p:
+            raise InvalidInput(
+                f"The model factory returned the weights {name!r} a second time, which trials would share: each would "
+                "go on from what the others have trained. Make the network, and all that is trained in it, within the "
+                "factory, or give out a copy (copy.deepcopy(network))."
+            )
+    _built.update((id(p), p) for _, p in trained)
 
 
 def _schedules(schedule: Any) -> Iterator[Any]:
