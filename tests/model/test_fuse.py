@@ -823,6 +823,14 @@ def test_asking_for_a_value_is_refused_with_the_reason():
     assert fusion(lambda m, x: m(x), torch.randn(2, 3, 2)).shape == (2, 3, 2)  # and it still works
 
 
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_shortens_its_weights_is_refused(layer):
+    # Under vmap it would shorten those of the first member alone.
+    fusion = Fusion([layer(5, 3, max_norm=0.1) for _ in range(2)])
+    with pytest.raises(Unsupported, match="max_norm"):
+        fusion(lambda m, x: m(x), torch.zeros(2, 4, 1, dtype=torch.long))
+
+
 def test_a_rate_that_the_forward_computes_is_refused():
     class Annealed(Functional):
         def forward(self, x):

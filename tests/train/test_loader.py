@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from penstock.core.errors import InvalidInput
 from penstock.train import _loader
@@ -294,3 +294,43 @@ def test_samples_that_are_others_each_time_are_not_kept(noise, preload, streams)
     source = load_split(Augmented(noise), CPU, limit_bytes=None, preload=preload)
     ((first,), (again,)) = ([x.clone() for x, _ in source.batches(10)] for _ in range(2))
     assert torch.equal(first.nan_to_num(), again.nan_to_num()) == (not streams)
+
+
+class Scaled(TensorDataset):
+    """A dataset of torch's that transforms its samples."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return 10 * x, y
+
+
+class ScaledPart(Subset):
+    """The same for a part of one, which is how training data alone get a transform."""
+
+    def __getitem__(self, i):
+        x, y = self.dataset[self.indices[i]]
+        return 10 * x, y
+
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: Scaled(x, y),
+        lambda x, y: Subset(Scaled(x, y), range(6)),
+        lambda x, y: ScaledPart(TensorDataset(x, y), range(6)),
+    ],
+    ids=["dataset", "part of it", "part"],
+)
+def test_a_subclass_of_torchs_datasets_transforms_its_samples(make):
+    x, y = rows(6)
+    ((inputs, targets),) = load_split(make(x, y), CPU, limit_bytes=None, preload=None).batches(6)
+    assert torch.equal(inputs, 10 * x)
+    assert torch.equal(targets, y)
+
+
+def test_an_empty_part_of_tensors_is_refused():
+    with pytest.raises(InvalidInput, match="no samples"):
+        load_split(Subset(TensorDataset(*rows(6)), []), CPU, limit_bytes=None, preload=None)

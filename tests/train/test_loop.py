@@ -297,6 +297,57 @@ def test_a_look_before_the_first_step_leaves_frozen_weights_alone():
     assert store["reports"] == whole.reports
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_trials_would_share_are_refused_unless_they_are_frozen(frozen):
+    body = nn.Linear(6, 6).requires_grad_(not frozen)
+    task = Task(lambda: nn.Sequential(body, nn.Linear(6, 3)), make_data(), F.cross_entropy)
+    with private_randomness():
+        first = Trainer(task, {"lr": 0.1}, seed=1)
+        first.train_epoch()
+        first.clone().train_epoch()  # of the same trial
+        del first
+        if frozen:
+            Trainer(task, {"lr": 0.1}, seed=2).train_epoch()
+        else:
+            with pytest.raises(InvalidInput, match=r"the weights '0\.weight' a second time.*deepcopy"):
+                Trainer(task, {"lr": 0.1}, seed=2)
+    task = Task(lambda: copy.deepcopy(body), make_data(), F.cross_entropy)
+    if not frozen:
+        for seed in range(2):
+            Trainer(task, {"lr": 0.1}, seed=seed)
+
+
+class FirstBatch(nn.Module):
+    """Sets its weights by the first batch that it sees, and counts and lists its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.body = nn.Parameter(torch.ones(6)), nn.Linear(6, 3)
+        self.is_set, self.calls, self.seen = False, 0, []
+
+    def forward(self, x):
+        if self.training:
+            if not self.is_set:
+                self.scale.data = 1 / x.std(0)
+                self.is_set = True
+            self.calls += 1
+            self.seen.append(len(x))
+        return self.body(x * self.scale)
+
+
+def test_a_look_before_the_first_step_leaves_what_layers_keep_as_it_was():
+    data = make_data()
+    task = Task(FirstBatch, data, F.cross_entropy, batch_size=32)
+    with private_randomness():
+        trainer = Trainer(task, {"lr": 0.0}, seed=2)
+        trainer.train_epoch()
+    x = data.train[0]
+    first = x[order_of(len(x), 2, 0)[:32]]
+    torch.testing.assert_close(trainer.model.scale.detach(), 1 / first.std(0))
+    assert trainer.model.calls == trainer.steps_per_epoch
+    assert sum(trainer.model.seen) == len(x)
+
+
 def test_the_target_ends_the_training():
     task = Task(
         net,

@@ -344,6 +344,14 @@ def _is_dataset(data: Any) -> bool:
     )
 
 
+def _is_as_made(data: Any, kind: type) -> bool:
+    """Whether a dataset of torch's gives its samples as torch made it: a subclass may transform them."""
+    own = ("__getitem__", "__getitems__", "__len__")
+    return isinstance(data, kind) and all(
+        getattr(type(data), name, None) is getattr(kind, name, None) for name in own
+    )
+
+
 def _pair(sample: Any) -> Batch:
     """A sample as (inputs, targets); anything but a pair is its own target (self-supervised)."""
     if isinstance(sample, tuple | list) and len(sample) == 2:
@@ -388,10 +396,10 @@ def load_split(data: Any, device: torch.device, *, limit_bytes: int | None, prel
         preload: True or False decides; None: whether it fits, and samples are the same each time.
     """
     limit = _free_bytes(device) // 2 if limit_bytes is None else limit_bytes
-    if isinstance(data, TensorDataset):
+    if _is_as_made(data, TensorDataset):
         data = _pair(tuple(data.tensors))
-    elif isinstance(data, Subset) and isinstance(data.dataset, TensorDataset):
-        rows = torch.as_tensor(list(data.indices))
+    elif _is_as_made(data, Subset) and _is_as_made(data.dataset, TensorDataset):
+        rows = torch.as_tensor(list(data.indices), dtype=torch.long)
         data = _pair(tuple(leaf[rows] for leaf in data.dataset.tensors))
     if not _is_dataset(data):
         tree = _as_tensors(_pair(data))

@@ -18,12 +18,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import InvalidInput
 from penstock.core.trial import Config
+from penstock.model._watch import Watch
 from penstock.train._explored import carried, fits
 from penstock.train._layout import lay_out
 from penstock.train._loader import Loaded, Source, copied, derive, flatten, order_of
@@ -197,6 +199,7 @@ class Trainer:
         if model is None:
             seed_everything(derive(seed, "init"))
             model, used = task.build_model(self.config)
+            _check_own(model)
         self.model: torch.nn.Module = model.to(self.device)
         if isinstance(
             task.loss, torch.nn.Module
@@ -712,6 +715,23 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+_built: WeakValueDictionary[int, torch.nn.Parameter] = WeakValueDictionary()
+"""The weights to train of the models that factories made in this process, by id."""
+
+
+def _check_own(model: torch.nn.Module) -> None:
+    """Refuse a model with weights of one that was made before: a trial would go on from what others have trained."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for name, p in trained:
+        if _built.get(id(p)) is p:
+            raise InvalidInput(
+                f"The model factory returned the weights {name!r} a second time, which trials would share: each would "
+                "go on from what the others have trained. Make the network, and all that is trained in it, within the "
+                "factory, or give out a copy (copy.deepcopy(network))."
+            )
+    _built.update((id(p), p) for _, p in trained)
+
+
 def _schedules(schedule: Any) -> Iterator[Any]:
     """A scheduler and those that it is made of (``SequentialLR``, ``ChainedScheduler``, a twin's)."""
     if schedule is not None:
@@ -904,9 +924,11 @@ def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
     That is batch norm's statistics and dropout's draws, but also weights: a teacher that follows its student, or a code
     book, is often kept in frozen parameters. The tensors themselves come back, not their values alone: in a fused group
-    they are views of the group's.
+    they are views of the group's. And what layers keep as plain attributes: that they have set their weights by the
+    first batch, how often they were called.
     """
     before = random_state(device)
+    watch = Watch(model.modules())
     places: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
         (table, key, tensor, tensor.detach().clone())
         for sub in model.modules()
@@ -920,4 +942,5 @@ def no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
         with torch.no_grad():
             for place, key, tensor, value in places:
                 place[key] = tensor.copy_(value)
+        watch.restore()
         set_random_state(before, device)

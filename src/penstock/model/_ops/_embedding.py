@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.model._ops._base import Members, rule
+from penstock.model._ops._base import Members, refuse, rule
 
 
 @rule(F.embedding)
@@ -35,3 +35,9 @@ def _embedding(
         padding = padding_idx if padding_idx >= 0 else size + padding_idx
         out = torch.where((rows == padding).unsqueeze(-1), out.detach(), out)  # that row gets no gradient
     return members.wrap(out)
+
+
+@rule(torch.embedding_renorm_)
+def _renorm(members: Members, *args: Any, **kwargs: Any) -> Any:
+    # It works in place on rows that lie in all members' weights, and vmap would shorten those of one member alone.
+    raise refuse("an embedding with max_norm shortens the weights that it looks up")
