@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+import warnings
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -13,7 +14,19 @@ from typer.testing import CliRunner
 import penstock as pk
 from penstock.cli._app import app
 from penstock.cli._recur import _stored
-from penstock.core import Noted, SessionOpened, TrialStatus, VirtualClock
+from penstock.core import (
+    Event,
+    Noted,
+    Reported,
+    Segment,
+    SessionOpened,
+    Share,
+    Started,
+    Submitted,
+    Trial,
+    TrialStatus,
+    VirtualClock,
+)
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
 from penstock.recurring import RecurringJob
@@ -222,6 +235,37 @@ def test_png_report_is_a_picture(store, tmp_path):
     assert picture.shape[0] > 1000
     assert picture.shape[1] == 1400
     assert picture[..., :3].std() > 0.05  # something is drawn
+
+
+LONG = "the_learning_rate_of_the_classifier_that_stands_on_top_of_the_encoder_number_"
+
+
+def test_long_names_leave_room_for_the_figures():
+    """They took whole panels, and whatever lay in them was squeezed into a line."""
+    space = {"domains": [[f"{LONG}{n}", {"kind": "float", "low": 0, "high": 12}] for n in range(10)]}
+    events: list[Event] = [SessionOpened(0.0)]
+    for trial in range(12):
+        config = {f"{LONG}{n}": trial * (n + 1) % 13 for n in range(10)}
+        events.append(Submitted(float(trial), 1, (Segment(Trial(trial, config, 0), until=1),)))
+        events.append(Started(float(trial), trial, 0, (Share("cpu:0"),)))
+        events.append(Reported(trial + 1.0, trial, 1, {"loss": trial % 5 + 1.0}, 1.0))
+    folded = Folded.of("long", Goal.of("loss", None), events, {"space": space})
+    plt = pyplot()
+    for title, _, figure in figures(folded, {}):
+        drawn = plt.figure(figsize=(7.0, 3.8), layout="constrained")
+        try:
+            axes = drawn.subplots()
+            draw(figure, axes)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                drawn.canvas.draw()
+            box = axes.get_position()
+            assert box.width > 0.4, title
+            assert box.height > 0.4, title
+            if title == "Importance":  # cut as they are, they differ
+                assert len({label.get_text() for label in axes.get_yticklabels()}) == 10
+        finally:
+            plt.close(drawn)
 
 
 def test_other_endings_and_places_are_refused(store, tmp_path):
