@@ -16,11 +16,13 @@ from penstock.cli._app import app
 from penstock.cli._recur import _stored
 from penstock.core import (
     Event,
+    Measurement,
     Noted,
     Reported,
     Segment,
     SessionOpened,
     Share,
+    Source,
     Started,
     Submitted,
     Trial,
@@ -30,7 +32,7 @@ from penstock.core import (
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
 from penstock.recurring import RecurringJob
-from penstock.report import views
+from penstock.report import summary_text, views
 from penstock.report._draw import draw, pyplot
 from penstock.report._static import figures, jobs_alone, report_html, report_markdown, write_report
 from penstock.report.views import Folded
@@ -266,6 +268,23 @@ def test_long_names_leave_room_for_the_figures():
                 assert len({label.get_text() for label in axes.get_yticklabels()}) == 10
         finally:
             plt.close(drawn)
+
+
+@pytest.mark.parametrize(
+    ("minimize", "told", "left_out"),
+    [(["loss", "energy_j"], "energy_j 6", "train_s"), ("loss", "loss 0.5", "energy_j")],
+)
+def test_the_summary_has_every_objective_of_the_best(minimize, told, left_out):
+    segment = Segment(Trial(0, {"lr": 0.1}, 0), until=2)
+    events: list[Event] = [SessionOpened(0.0), Submitted(0.0, 1, (segment,)), Started(0.0, 0)]
+    for epoch in (1, 2):
+        drawn = Measurement(3.0, "J", Source.MEASURED)
+        events.append(Reported(float(epoch), 0, epoch, {"loss": 1 / epoch}, 1.0, drawn))
+    goal = Goal.of(minimize, None)
+    text = summary_text("s", goal, Folded.of("s", goal, events).state)
+    best = next(line for line in text.splitlines() if "best" in line)
+    assert told in best
+    assert left_out not in best
 
 
 def test_other_endings_and_places_are_refused(store, tmp_path):
