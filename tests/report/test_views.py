@@ -258,9 +258,19 @@ def test_a_few_curves_of_many_contain_the_best_and_the_selected(simulated, event
     assert set(order[:5]) <= shown
     assert {order[30], order[-1]} <= shown
     assert len(shown) <= 13
-    assert len(views.curves_figure(told)["data"]) <= 4  # no wall of legend
+    entries = [trace for trace in views.curves_figure(told)["data"] if trace["showlegend"]]
+    assert len(entries) <= 4  # no wall of legend
     with pytest.raises(InvalidInput, match="reports 'nonsense'"):
         views.curves(simulated, Options(metric="nonsense"))
+
+
+def test_a_trial_with_a_single_report_is_seen_beside_curves(simulated):
+    """Most of what a scheduler stops early has one: a line through one point shows nothing."""
+    told = views.curves(simulated)
+    single = {curve["trial"] for curve in told["curves"] if len(curve["epoch"]) == 1}
+    assert single
+    marked = [trace for trace in views.curves_figure(told)["data"] if "markers" in trace["mode"]]
+    assert {t for trace in marked for t in trace["customdata"]} == single
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=400), st.integers(2, 60))
