@@ -34,6 +34,7 @@ from penstock.energy import LimitProfile, PowerProfile, savings
 from penstock.goal import Goal, power_w
 from penstock.recurring import RecurringJob
 from penstock.report import read_journal, sm2_report, views
+from penstock.report._journal import fold_journal
 from penstock.report._timeline import timeline
 from penstock.report.views import Folded, Options
 from penstock.report.views._thin import scattered, spaced, thinned
@@ -725,6 +726,39 @@ def test_a_trials_page(seed):
         )
     with pytest.raises(InvalidInput, match="no trial 99"):
         views.trial(folded, 99)
+
+
+def test_a_value_is_never_shown_with_a_configuration_it_is_not_of(tmp_path):
+    """A member of a population that was given another configuration has no result of it before it reports again."""
+
+    def train(run):
+        for _ in run.epochs():
+            run.save(0)
+            run.report(loss=run.config["x"])
+
+    study = pk.Study(
+        train,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.PBT(population=8, max_epochs=6, interval=2),
+        sampler=pk.Random(),
+        executor=pk.Simulated(devices=1),
+        budget=pk.Budget(epochs=17, finish=False),
+        store=tmp_path / "pbt.db",
+        name="left",
+    )
+    study.run()
+    folded, _ = fold_journal(tmp_path / "pbt.db")
+    trials = folded.state.trials
+    assert any(not record.known for record in trials.values())
+    lines = views.parallel(folded)["lines"]
+    assert lines
+    assert all(line["value"] == trials[line["trial"]].config["x"] for line in lines)
+    pairs = views.importance_input(folded)["trials"]
+    assert len(pairs) == len(lines)
+    assert all(config["x"] == value for config, value in pairs)
+    points = views.pareto(folded)["points"]
+    assert all(point["values"]["loss"] == trials[point["trial"]].config["x"] for point in points)
 
 
 # --- all of them ---
