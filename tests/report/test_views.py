@@ -37,6 +37,7 @@ from penstock.report import read_journal, sm2_report, views
 from penstock.report._journal import fold_journal
 from penstock.report._timeline import timeline
 from penstock.report.views import Folded, Options
+from penstock.report.views._style import log_or_linear
 from penstock.report.views._thin import scattered, spaced, thinned
 from penstock.space import Float
 from penstock.store import open_store
@@ -759,6 +760,13 @@ def test_a_value_is_never_shown_with_a_configuration_it_is_not_of(tmp_path):
     assert all(config["x"] == value for config, value in pairs)
     points = views.pareto(folded)["points"]
     assert all(point["values"]["loss"] == trials[point["trial"]].config["x"] for point in points)
+
+
+def test_an_axis_over_many_decades_has_no_label_for_2_and_5_of_each():
+    assert log_or_linear([1.0, 50.0]) == {}
+    assert log_or_linear([1e-2, 1e2]) == {"type": "log", "dtick": "D2"}
+    assert log_or_linear([1e-29, 1e-16]) == {"type": "log"}  # Plotly finds which fit
+    assert log_or_linear([1e-300, 1e300]) == {"type": "log"}
 
 
 # --- all of them ---
