@@ -248,6 +248,45 @@ def test_a_study_that_an_error_or_nothing_but_failures_ended_is_no_finished_run(
         assert parent.info.status == "FAILED"
 
 
+def population(run):
+    epoch = run.load() or 0
+    for _ in run.epochs():
+        epoch += 1
+        run.save(epoch)
+        run.report(loss=run.config["lr"] / epoch)
+
+
+def population_study(path, **options):
+    momentum = pk.Float(0, 1, when=pk.equals("optimizer", "sgd"))
+    space = pk.Space(lr=pk.Float(0.1, 1), optimizer=pk.Choice("sgd", "adam"), momentum=momentum)
+    pbt = pk.PBT(population=4, max_epochs=6, interval=2, resample=0.5)
+    options = {"scheduler": pbt, "sampler": pk.Random(), "executor": Inline(), "name": "population"} | options
+    return pk.Study(population, space, minimize="loss", store=path, seed=5, **options)
+
+
+def test_mlflow_says_what_a_member_of_a_population_trains_with_now(tmp_path, tracking):
+    """Its parameters there stay those of its start: MLflow has no way to change them."""
+    path = str(tmp_path / "pbt.db")
+    own = {"config.owner": "me"}
+    first = population_study(path, budget=pk.Budget(epochs=14))
+    first.run(view=integrations.MLflowLogger("population", tracking_uri=tracking, tags=own))
+    again = pk.Study.load(path, budget=pk.Budget())
+    again.run(view=integrations.MLflowLogger("population", tracking_uri=tracking, tags=own))
+    changed = {record.id: record for record in again.state.trials.values() if record.before}
+    _, _, children = runs_of(tracking, "population")
+    for trial, run in children.items():
+        told = {n.removeprefix("config."): v for n, v in run.data.tags.items() if n.startswith("config.")}
+        assert told.pop("owner") == "me"
+        expected = changed[trial].config if trial in changed else {}
+        assert told == {name: str(value) for name, value in expected.items()}
+        after = str(changed[trial].before) if trial in changed else None
+        assert run.data.tags.get("penstock.config_after") == after
+    assert any(
+        children[trial].data.params != {name: str(value) for name, value in record.config.items()}
+        for trial, record in changed.items()
+    )
+
+
 def test_studies_of_one_name_in_two_stores_are_two_runs(tmp_path, tracking):
     for number in range(2):
         path = str(tmp_path / f"{number}.db")

@@ -222,7 +222,7 @@ def test_curves(page):
         if e is not None
     }
     assert shown == expected
-    assert len(page.traces()) <= 4
+    assert len([trace for trace in page.traces() if trace["showlegend"]]) <= 4
     assert page.js("return [...document.querySelectorAll('.tools option')].map(o => o.innerText)") == [
         "loss",
         "<b>acc</b>",

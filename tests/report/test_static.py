@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+import warnings
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -13,11 +14,25 @@ from typer.testing import CliRunner
 import penstock as pk
 from penstock.cli._app import app
 from penstock.cli._recur import _stored
-from penstock.core import Noted, SessionOpened, TrialStatus, VirtualClock
+from penstock.core import (
+    Event,
+    Measurement,
+    Noted,
+    Reported,
+    Segment,
+    SessionOpened,
+    Share,
+    Source,
+    Started,
+    Submitted,
+    Trial,
+    TrialStatus,
+    VirtualClock,
+)
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.goal import Goal, memory_bytes, power_w
 from penstock.recurring import RecurringJob
-from penstock.report import views
+from penstock.report import summary_text, views
 from penstock.report._draw import draw, pyplot
 from penstock.report._static import figures, jobs_alone, report_html, report_markdown, write_report
 from penstock.report.views import Folded
@@ -222,6 +237,54 @@ def test_png_report_is_a_picture(store, tmp_path):
     assert picture.shape[0] > 1000
     assert picture.shape[1] == 1400
     assert picture[..., :3].std() > 0.05  # something is drawn
+
+
+LONG = "the_learning_rate_of_the_classifier_that_stands_on_top_of_the_encoder_number_"
+
+
+def test_long_names_leave_room_for_the_figures():
+    """They took whole panels, and whatever lay in them was squeezed into a line."""
+    space = {"domains": [[f"{LONG}{n}", {"kind": "float", "low": 0, "high": 12}] for n in range(10)]}
+    events: list[Event] = [SessionOpened(0.0)]
+    for trial in range(12):
+        config = {f"{LONG}{n}": trial * (n + 1) % 13 for n in range(10)}
+        events.append(Submitted(float(trial), 1, (Segment(Trial(trial, config, 0), until=1),)))
+        events.append(Started(float(trial), trial, 0, (Share("cpu:0"),)))
+        events.append(Reported(trial + 1.0, trial, 1, {"loss": trial % 5 + 1.0}, 1.0))
+    folded = Folded.of("long", Goal.of("loss", None), events, {"space": space})
+    plt = pyplot()
+    for title, _, figure in figures(folded, {}):
+        drawn = plt.figure(figsize=(7.0, 3.8), layout="constrained")
+        try:
+            axes = drawn.subplots()
+            draw(figure, axes)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                drawn.canvas.draw()
+            box = axes.get_position()
+            assert box.width > 0.4, title
+            assert box.height > 0.4, title
+            if title == "Importance":  # cut as they are, they differ
+                assert len({label.get_text() for label in axes.get_yticklabels()}) == 10
+        finally:
+            plt.close(drawn)
+
+
+@pytest.mark.parametrize(
+    ("minimize", "told", "left_out"),
+    [(["loss", "energy_j"], "energy_j 6", "train_s"), ("loss", "loss 0.5", "energy_j")],
+)
+def test_the_summary_has_every_objective_of_the_best(minimize, told, left_out):
+    segment = Segment(Trial(0, {"lr": 0.1}, 0), until=2)
+    events: list[Event] = [SessionOpened(0.0), Submitted(0.0, 1, (segment,)), Started(0.0, 0)]
+    for epoch in (1, 2):
+        drawn = Measurement(3.0, "J", Source.MEASURED)
+        events.append(Reported(float(epoch), 0, epoch, {"loss": 1 / epoch}, 1.0, drawn))
+    goal = Goal.of(minimize, None)
+    text = summary_text("s", goal, Folded.of("s", goal, events).state)
+    best = next(line for line in text.splitlines() if "best" in line)
+    assert told in best
+    assert left_out not in best
 
 
 def test_other_endings_and_places_are_refused(store, tmp_path):

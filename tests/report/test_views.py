@@ -34,8 +34,10 @@ from penstock.energy import LimitProfile, PowerProfile, savings
 from penstock.goal import Goal, power_w
 from penstock.recurring import RecurringJob
 from penstock.report import read_journal, sm2_report, views
+from penstock.report._journal import fold_journal
 from penstock.report._timeline import timeline
 from penstock.report.views import Folded, Options
+from penstock.report.views._style import log_or_linear
 from penstock.report.views._thin import scattered, spaced, thinned
 from penstock.space import Float
 from penstock.store import open_store
@@ -258,9 +260,19 @@ def test_a_few_curves_of_many_contain_the_best_and_the_selected(simulated, event
     assert set(order[:5]) <= shown
     assert {order[30], order[-1]} <= shown
     assert len(shown) <= 13
-    assert len(views.curves_figure(told)["data"]) <= 4  # no wall of legend
+    entries = [trace for trace in views.curves_figure(told)["data"] if trace["showlegend"]]
+    assert len(entries) <= 4  # no wall of legend
     with pytest.raises(InvalidInput, match="reports 'nonsense'"):
         views.curves(simulated, Options(metric="nonsense"))
+
+
+def test_a_trial_with_a_single_report_is_seen_beside_curves(simulated):
+    """Most of what a scheduler stops early has one: a line through one point shows nothing."""
+    told = views.curves(simulated)
+    single = {curve["trial"] for curve in told["curves"] if len(curve["epoch"]) == 1}
+    assert single
+    marked = [trace for trace in views.curves_figure(told)["data"] if "markers" in trace["mode"]]
+    assert {t for trace in marked for t in trace["customdata"]} == single
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=400), st.integers(2, 60))
@@ -715,6 +727,46 @@ def test_a_trials_page(seed):
         )
     with pytest.raises(InvalidInput, match="no trial 99"):
         views.trial(folded, 99)
+
+
+def test_a_value_is_never_shown_with_a_configuration_it_is_not_of(tmp_path):
+    """A member of a population that was given another configuration has no result of it before it reports again."""
+
+    def train(run):
+        for _ in run.epochs():
+            run.save(0)
+            run.report(loss=run.config["x"])
+
+    study = pk.Study(
+        train,
+        pk.Space(x=pk.Float(0, 1)),
+        minimize="loss",
+        scheduler=pk.PBT(population=8, max_epochs=6, interval=2),
+        sampler=pk.Random(),
+        executor=pk.Simulated(devices=1),
+        budget=pk.Budget(epochs=17, finish=False),
+        store=tmp_path / "pbt.db",
+        name="left",
+    )
+    study.run()
+    folded, _ = fold_journal(tmp_path / "pbt.db")
+    trials = folded.state.trials
+    assert any(not record.known for record in trials.values())
+    lines = views.parallel(folded)["lines"]
+    assert lines
+    assert all(line["value"] == trials[line["trial"]].config["x"] for line in lines)
+    pairs = views.importance_input(folded)["trials"]
+    assert len(pairs) == len(lines)
+    assert all(config["x"] == value for config, value in pairs)
+    points = views.pareto(folded)["points"]
+    assert all(point["values"]["loss"] == trials[point["trial"]].config["x"] for point in points)
+
+
+def test_an_axis_over_many_decades_has_no_label_for_2_and_5_of_each():
+    assert log_or_linear([1.0, 50.0]) == {}
+    assert log_or_linear([1e-2, 1e2]) == {"type": "log", "dtick": "D2"}
+    assert log_or_linear([1e-29, 1e-16]) == {"type": "log"}  # Plotly finds which fit
+    assert log_or_linear([1e-300, 1e300]) == {"type": "log"}
 
 
 # --- all of them ---

@@ -24,6 +24,7 @@ _STATUS = {
 }
 _STUDY, _TRIAL, _KEY = "penstock.study", "penstock.trial", "penstock.key"
 _FORBIDDEN = re.compile(r"[^\w./: -]")  # what MLflow takes in names: word characters and these
+_CONFIG, _AFTER = "config.", "penstock.config_after"
 _BATCH = 1000  # metrics in one call: MLflow takes no more
 
 
@@ -33,10 +34,12 @@ class MLflowLogger(Listener):
 
     The study is a run of the experiment, each trial a run nested in it: its configuration as parameters, its metrics,
     ``energy_j`` and ``train_s`` by epoch, its end as the run's status. The study's run has the best trial's
-    configuration and metrics, and the energy of all. Logged again (resumed, or by ``export`` after it ran), only what
-    is new is added. Once a session is over, trials that may go on are ``SCHEDULED``; a study that was interrupted, or
-    whose driver died, is ``KILLED``; one that an error ended, or that was left because all its trials failed, is
-    ``FAILED``.
+    configuration and metrics, and the energy of all. A parameter in MLflow can't change: of a trial that takes over
+    another one's configuration (``PBT``), tags ``config.lr`` and so on say what it trains with, and
+    ``penstock.config_after`` the epoch after which it does. Logged again (resumed, or by ``export`` after it
+    ran), only what is new is added. Once a session is over, trials that may go on are ``SCHEDULED``; a study that was
+    interrupted, or whose driver died, is ``KILLED``; one that an error ended, or that was left because all its trials
+    failed, is ``FAILED``.
 
     Args:
         experiment: The experiment's name; made if there is none.
@@ -76,12 +79,13 @@ class MLflowLogger(Listener):
         self._logged: dict[int, int] = {}  # trial -> the last epoch logged
         self._over: set[int] = set()
         self._waiting: set[int] = set()  # as MLflow knows
+        self._present: dict[int, dict[str, str]] = {}  # trial -> tags that say what it trains with
 
     def _begin(self, name: str, goal: Goal, state: StudyState) -> None:
         client = self._client = self._connected()
         found = client.get_experiment_by_name(self._name)
         self._experiment = client.create_experiment(self._name) if found is None else found.experiment_id
-        self._runs, self._logged, self._over, self._waiting = {}, {}, set(), set()
+        self._runs, self._logged, self._over, self._waiting, self._present = {}, {}, set(), set(), {}
         # Its begin tells it from studies of the same name in other stores.
         mark = f"{name} {state.first_s:.6f}" if state.first_s is not None else name
         # A hash, for MLflow's filters can't quote everything a name may have.
@@ -113,6 +117,11 @@ class MLflowLogger(Listener):
             key = next((name for name in names if name in run.data.metrics), "train_s")
             history = self._client.get_metric_history(run.info.run_id, key)
             self._logged[trial] = max((metric.step for metric in history), default=0)
+            self._present[trial] = {
+                tag: value
+                for tag, value in run.data.tags.items()
+                if tag.startswith((_CONFIG, _AFTER)) and tag not in self._tags
+            }
             if run.info.status == "SCHEDULED":
                 self._waiting.add(trial)
             elif run.info.status != "RUNNING":
@@ -149,6 +158,7 @@ class MLflowLogger(Listener):
             client.update_run(run, status="RUNNING")
             self._waiting.remove(record.id)
         self._log(record, run)
+        self._retag(record, run)
         if over:
             told = [
                 RunTag("penstock.status", record.status.value),
@@ -162,6 +172,20 @@ class MLflowLogger(Listener):
             status = RunStatus.to_string(_STATUS[record.status])
             client.set_terminated(run, status=status, end_time=_ms(record.ended_s or 0.0))
             self._over.add(record.id)
+
+    def _retag(self, record: TrialRecord, run: str) -> None:
+        """Say what a trial trains with that has taken over another one's configuration."""
+        if not record.before:
+            return
+        tags = {f"{_CONFIG}{name}": str(value)[:5000] for name, value in _named(record.config).items()}
+        tags[_AFTER] = str(record.before)
+        known = self._present.get(record.id, {})
+        if tags == known:
+            return
+        for gone in known.keys() - tags.keys():  # it is no part of the present configuration
+            self._client.delete_tag(run, gone)
+        self._client.log_batch(run, tags=[RunTag(tag, value) for tag, value in tags.items()])
+        self._present[record.id] = tags
 
     def _log(self, record: TrialRecord, run: str) -> None:
         logged = self._logged.get(record.id, 0)

@@ -11,6 +11,8 @@ from penstock.core.errors import MissingDependency
 _FAR = 1e300
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 _SYMBOLS = {"circle": "o", "x": "x", "circle-open": "o"}
+_TITLE = {"x": 60, "y": 40}  # letters that fit along an axis
+_ROW = 64  # and below the ticks of one, gaps not counted
 
 
 def pyplot() -> Any:
@@ -56,15 +58,28 @@ def draw(figure: Mapping[str, Any], axes: Any) -> None:
     if layout.get("showlegend") and handles:
         below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncol": 5}
         bars = any(trace.get("type") == "bar" for trace in figure["data"])  # which fill the whole panel
-        place = below | {"bbox_to_anchor": (0.5, 1.1)} if bars else {"loc": "best"}
-        place = below if layout.get("annotations") else place
+        beside = {
+            "loc": "lower right",
+            "bbox_to_anchor": (1.0, 1.0),
+            "columnspacing": 1.0,
+            "handlelength": 1.2,
+        }
+        above = below | beside  # the title is on the left
+        place = above if bars else {"loc": "best"}
+        if layout.get("annotations"):
+            place = above if _crowded(layout) else below
         axes.legend(handles[:12], labels[:12], fontsize=7, frameon=False, **place)
+
+
+def _crowded(layout: Mapping[str, Any]) -> bool:
+    """Whether names below an axis would run into each other."""
+    return sum(min(24, len(text)) for text in layout.get("xaxis", {}).get("ticktext", ())) > _ROW
 
 
 def _frame(layout: Mapping[str, Any], axes: Any) -> None:
     for name in ("x", "y"):
         given = layout.get(f"{name}axis", {})
-        title = _plain(given.get("title", {}).get("text", ""))
+        title = _label(given.get("title", {}).get("text", ""), _TITLE[name])
         getattr(axes, f"set_{name}label")(title)
         if given.get("type") == "log":
             getattr(axes, f"set_{name}scale")("log")
@@ -77,8 +92,10 @@ def _frame(layout: Mapping[str, Any], axes: Any) -> None:
         if given.get("autorange") == "reversed":
             getattr(axes, f"invert_{name}axis")()
         if "tickvals" in given:
-            labels = [_plain(text) for text in given["ticktext"]]
-            getattr(axes, f"set_{name}ticks")(given["tickvals"], labels)
+            labels = [_label(text, 24) for text in given["ticktext"]]
+            crowded = name == "x" and _crowded(layout)
+            slanted = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+            getattr(axes, f"set_{name}ticks")(given["tickvals"], labels, **slanted)
             getattr(axes, f"set_{name}ticks")([], minor=True)  # a log axis would label its own between them
         if given.get("visible") is False:
             getattr(axes, f"get_{name}axis")().set_visible(False)
@@ -136,7 +153,8 @@ def _bars(trace: Mapping[str, Any], axes: Any, rows: Sequence[str]) -> None:
         return
     names = [_plain(name) for name in trace["y"]]
     if "base" not in trace:
-        bars = axes.barh(names, trace["x"], color=colour, label=label)
+        bars = axes.barh(range(len(names)), trace["x"], color=colour, label=label)
+        axes.set_yticks(range(len(names)), [_label(name) for name in trace["y"]])
         axes.bar_label(bars, [_plain(text) for text in trace.get("text", ())], fontsize=7, padding=2)
         return
     known = {_plain(name): i for i, name in enumerate(rows)}
@@ -144,7 +162,7 @@ def _bars(trace: Mapping[str, Any], axes: Any, rows: Sequence[str]) -> None:
     axes.barh(
         at, trace["x"], trace["width"], left=trace["base"], color=colour, label=label, alpha=opacity, lw=0
     )
-    axes.set_yticks(list(known.values()), list(known))
+    axes.set_yticks(list(known.values()), [_label(name) for name in rows])
 
 
 def _number(value: Any) -> Any:
@@ -152,6 +170,14 @@ def _number(value: Any) -> Any:
     if value is None:
         return float("nan")
     return max(-_FAR, min(_FAR, value)) if isinstance(value, float) else value
+
+
+def _label(text: str, most: int = 32) -> str:
+    """Text of at most so many letters, both ends kept: what a long name takes, its panel lacks."""
+    whole = html.unescape(str(text))
+    if len(whole) > most:
+        whole = f"{whole[: (most - 1) // 2]}…{whole[-(most // 2) :]}"
+    return whole.replace("$", r"\$")
 
 
 def _plain(text: str) -> str:

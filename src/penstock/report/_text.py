@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core import Measurement, StudyState, TrialRecord, TrialStatus
 from penstock.energy import co2, money
-from penstock.goal import Goal, metrics_of, ranked
+from penstock.goal import METERED, Goal, metrics_of, ranked
 from penstock.report._format import counts_text, duration_text, metrics_text, plain, short
 from penstock.report._read import besides_text, grid_of, limits_text
 
@@ -64,7 +64,7 @@ def summary_text(
         which = "that keeps the limits " if violated else ""
         lines.append(f"  best    none: no trial {which}has reported the objective")
     for rank, record in enumerate(best_first[:top]):
-        lines += _trial_lines(record, "best" if rank == 0 else f"{rank + 1}.")
+        lines += _trial_lines(goal, record, "best" if rank == 0 else f"{rank + 1}.")
     lines += _overtaken_lines(goal, state, best_first)
     if state.counts.failed:
         failed = [record for record in state.trials.values() if record.status.value == "failed"]
@@ -168,7 +168,8 @@ def _fusion_lines(state: StudyState) -> list[str]:
     return [f"  {'fused' if n == 0 else '':7s} {text}" for n, text in enumerate(found.values())]
 
 
-def _trial_lines(record: TrialRecord, head: str) -> list[str]:
-    metrics = {k: v for k, v in metrics_of(record).items() if k not in ("train_s", "energy_j")}
+def _trial_lines(goal: Goal, record: TrialRecord, head: str) -> list[str]:
+    left_out = {*METERED} - {objective.metric for objective in goal.objectives}
+    metrics = {name: value for name, value in metrics_of(record).items() if name not in left_out}
     lines = [f"  {head:7s} trial {record.id} after {record.epoch} epochs: {metrics_text(metrics)}"]
     return lines + [f"          {name} = {short(value)}" for name, value in record.config.items()]

@@ -100,32 +100,39 @@ def curves_figure(data: Mapping[str, Any]) -> Figure:
     values: list[float] = []
     for name, lines in groups.items():
         colour, width, opacity = looks.get(name, (ORANGE, 3.5, 1.0))
-        if not lines:
-            continue
-        x: list[Any] = []
-        y: list[Any] = []
-        trial: list[Any] = []
-        for line in lines:  # one trace with gaps: hundreds of traces would be slow and a wall of legend
-            x += [*line["epoch"], None]
-            y += [*line["value"], None]
-            trial += [line["trial"]] * (len(line["epoch"]) + 1)
-        values += [value for value in y if value is not None]
-        single = all(len(line["epoch"]) == 1 for line in lines)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers" if single else "lines",
-                "name": f"trial {data['selected']}" if name == "selected" else name,
-                "x": x,
-                "y": y,
-                "customdata": trial,
-                "opacity": opacity,
-                "connectgaps": False,
-                "line": {"width": width, "color": colour},
-                "marker": {"size": 6, "color": colour},
-                "hovertemplate": "trial %{customdata}, epoch %{x}: %{y:.4g}<extra></extra>",
-            }
-        )
+        values += [value for line in lines for value in line["value"] if value is not None]
+        # A line through one point can't be seen: most trials of a scheduler that stops early have no more.
+        points = [line for line in lines if len(line["epoch"]) == 1]
+        for mode, part in (
+            ("lines", [line for line in lines if len(line["epoch"]) > 1]),
+            ("markers", points),
+        ):
+            if not part:
+                continue
+            x: list[Any] = []
+            y: list[Any] = []
+            trial: list[Any] = []
+            for line in part:  # one trace with gaps: hundreds of traces would be slow and a wall of legend
+                x += [*line["epoch"], None]
+                y += [*line["value"], None]
+                trial += [line["trial"]] * (len(line["epoch"]) + 1)
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": mode,
+                    "name": f"trial {data['selected']}" if name == "selected" else name,
+                    "legendgroup": name,
+                    "showlegend": mode == "lines" or len(points) == len(lines),
+                    "x": x,
+                    "y": y,
+                    "customdata": trial,
+                    "opacity": opacity,
+                    "connectgaps": False,
+                    "line": {"width": width, "color": colour},
+                    "marker": {"size": 6, "color": colour},
+                    "hovertemplate": "trial %{customdata}, epoch %{x}: %{y:.4g}<extra></extra>",
+                }
+            )
     return figure(traces, axis("epoch", tickformat="d"), axis(data["metric"], **log_or_linear(values)))
 
 

@@ -25,7 +25,9 @@ def importance_input(folded: Folded, options: Options | None = None) -> dict[str
     scored = []
     for record in folded.state.trials.values():
         value = metrics_of(record).get(objective.metric)
-        if record.status is not TrialStatus.FAILED and value is not None and math.isfinite(value):
+        if record.status is TrialStatus.FAILED or not record.known:  # the value is of what it was before
+            continue
+        if value is not None and math.isfinite(value):
             scored.append((value, record.id, dict(record.config)))
     scored.sort(key=lambda item: item[:2])
     chosen = [scored[i] for i in spaced(len(scored), TRIALS)]

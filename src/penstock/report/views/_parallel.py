@@ -32,7 +32,9 @@ def parallel(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     scored = []
     for record in folded.state.trials.values():
         value = metrics_of(record).get(objective.metric)
-        if record.status is not TrialStatus.FAILED and value is not None and math.isfinite(value):
+        if record.status is TrialStatus.FAILED or not record.known:  # the value is of what it was before
+            continue
+        if value is not None and math.isfinite(value):
             scored.append((-value if objective.maximize else value, record.id, record, value))
     scored.sort(key=lambda item: item[:2])
     kept = set(spaced(len(scored), options.limit or LINES))

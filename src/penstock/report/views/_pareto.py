@@ -35,7 +35,9 @@ def pareto(folded: Folded, options: Options | None = None) -> dict[str, Any]:
     for record in folded.state.trials.values():
         metrics = metrics_of(record)
         values = [metrics.get(name) for name in axes]
-        if record.status is TrialStatus.FAILED or any(v is None or not math.isfinite(v) for v in values):
+        if record.status is TrialStatus.FAILED or not record.known:
+            continue
+        if any(v is None or not math.isfinite(v) for v in values):
             continue
         points.append((record, [float(v) for v in values if v is not None]))
     signs = [-1.0 if maximize else 1.0 for maximize in axes.values()]

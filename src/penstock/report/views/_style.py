@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -62,7 +63,14 @@ def figure(traces: list[dict[str, Any]], x: Mapping[str, Any], y: Mapping[str, A
 def log_or_linear(values: list[float]) -> dict[str, Any]:
     """A log axis where values are positive and span more than two decades."""
     known = [value for value in values if value is not None]
-    return {"type": "log", "dtick": "D2"} if wide(known) else {}  # 1, 2, 5, 10, ...
+    if not wide(known):
+        return {}
+    # 1, 2, 5, 10, ... as long as there is room for so many labels.
+    return (
+        {"type": "log", "dtick": "D2"}
+        if math.log10(max(known)) - math.log10(min(known)) <= 5
+        else {"type": "log"}
+    )
 
 
 def escaped(text: str) -> str:
