@@ -138,7 +138,11 @@ BENCHMARKS = (
         ("flagship_ablation",),
         rehearsal=(*tiny("--seeds 1 --max-epochs 3 --iterations 1 --figure"), f"{SCRATCH}/flagship.png"),
     ),
-    *(defaults(problem, shifted) for shifted in (False, True) for problem in ("digits", "characters", "fashion")),
+    *(
+        defaults(problem, shifted)
+        for shifted in (False, True)
+        for problem in ("digits", "characters", "fashion")
+    ),
     Benchmark(
         "zeus",
         module("papers.zeus.replay", "--seeds", "20"),

@@ -10,9 +10,10 @@ contender keeps for its next study (imports, Ray's workers, the process that Pen
 that of the seeds the first is a cold start. Penstock:
 ``pk.Study(task, space, maximize="accuracy").run()``, which begins with the middle of the space: a learning rate that
 is usual, as people choose their domains, and as these three are chosen. ``--shift 10`` moves the learning rates up by
-that factor, so that the middle is no longer a good one; its results are kept under names of their own. Optuna: ``study.optimize(objective)`` with reports after every
-epoch, so that its default pruner works. Ray Tune: ``Tuner.fit()`` with a report after every epoch; starting Ray itself
-is not counted. Time begins with the call and ends at the report.
+that factor, so that the middle is no longer a good one; its results are kept under names of their own. Optuna:
+``study.optimize(objective)`` with reports after every epoch, so that its default pruner works. Ray Tune:
+``Tuner.fit()`` with a report after every epoch; starting Ray itself is not counted. Time begins with the call and ends
+at the report.
 """
 
 from __future__ import annotations
