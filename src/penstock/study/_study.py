@@ -298,9 +298,7 @@ class Study:
         self._target = None if store is False else (DEFAULT_STORE if store is None else store)
         if self._target is not None and is_in_memory(self._target):
             self._target = None  # there would be nothing to read once it is closed
-        self._home: str | None = (
-            None  # the folder that a relative path of the store is meant from, once it is open
-        )
+        self._home: str | None = None  # where a relative path of the store begins, once that is open
         if name is not None and (not isinstance(name, str) or not name.strip()):
             raise InvalidInput(f"name must be a word, got {name!r}.")
         self._name = name
