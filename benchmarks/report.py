@@ -43,12 +43,13 @@ Data = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: what was measured, ours, and what stands beside it."""
+    """One line of a table: what was measured, ours, and what stands beside it. ``brief``: the README's lines for it."""
 
     what: str
     ours: str
     beside: str = ""
     head: bool = False
+    brief: tuple[tuple[str, str, str], ...] = ()
 
 
 # --- figures as text --------------------------------------------------------------------------------------------------
@@ -124,6 +125,13 @@ def throughput(r: Data, head: bool) -> Iterator[Row]:
         ranged(r["penstock"]["per_s"], "/s"),
         "; ".join(beside),
         head,
+        (
+            (
+                "trivial trials per second, durable store, 2 workers",
+                f"{number(middle(r['penstock']['per_s']))}/s",
+                briefly(r, earlier, {**peers, "optuna journal": "Optuna (journal file)"}, "per_s", "/s"),
+            ),
+        ),
     )
 
 
@@ -141,7 +149,25 @@ def asha(r: Data, head: bool) -> Iterator[Row]:
         ranged(r["penstock"]["ratio"], "x"),
         "; ".join(beside),
         head,
+        (
+            (
+                "ASHA of 81 configurations on 2 workers: makespan over the ideal",
+                f"{number(middle(r['penstock']['ratio']))}x",
+                briefly(r, earlier, {**peers, "syne tune": "Syne Tune"}, "ratio", "x"),
+            ),
+        ),
     )
+
+
+def briefly(r: Data, earlier: Data, peers: Mapping[str, str], figure: str, unit: str) -> str:
+    """The peers' medians; those of another run, which has the slow ones, are told as such."""
+
+    def told(run: Data, names: Sequence[str]) -> str:
+        return ", ".join(f"{peers[name]} {number(middle(run[name][figure]))}{unit}" for name in names)
+
+    here = [name for name in peers if name in r]
+    there = [name for name in peers if name in earlier and name not in r]
+    return told(r, here) + (f"; in another run {told(earlier, there)}" if there else "")
 
 
 def scale(r: Data) -> Iterator[Row]:
@@ -154,6 +180,13 @@ def scale(r: Data) -> Iterator[Row]:
         f"{int(sizes[-1]):,} in {ranged(r[sizes[-1]]['seconds'], ' s')}",
         f"per event at {', '.join(f'{int(size):,}' for size in sizes)} trials: {events} us",
         True,
+        (
+            (
+                f"Hyperband, {int(big):,} trials on 1,000 simulated devices, durable journal",
+                f"{number(middle(r[big]['seconds']))} s, {number(middle(r[big]['peak_mb']))} MB",
+                f"{int(sizes[-1]):,} trials: {number(middle(r[sizes[-1]]['seconds']))} s",
+            ),
+        ),
     )
     if "import_cpu_s" in r:
         yield Row("`import penstock`, CPU time", ranged(r["import_cpu_s"], " s"))
@@ -168,6 +201,14 @@ def zeus(r: Data) -> Iterator[Row]:
         f"worse than Zeus in {v100['worse_than_zeus']}, than the default in {v100['worse_than_default']} of {v100['of']}; "
         f"on {others.get('of', 0)} simulated other GPU cases worse than the default in {others.get('worse_than_default', 0)}",
         True,
+        (
+            (
+                f"recurring jobs on Zeus's V100 traces, {v100['of']} workloads: regret",
+                f"{number(v100['ours_vs_zeus_geometric_mean'])}x of Zeus's own algorithm (worst "
+                f"{number(v100['ours_vs_zeus_worst'])}x)",
+                f"on {others.get('of', 0)} made-up GPU cases worse than the default in {others.get('worse_than_default', 0)}",
+            ),
+        ),
     )
     for name in ("v100, 8 in flight", "v100's trainings on made-up GPUs", "made-up jobs"):
         if name in r:
@@ -195,6 +236,13 @@ def energy(r: Data) -> Iterator[Row]:
         f"epochs, {percent(own['time_worst'])} and {percent(own['energy_worst'])} for one epoch of the trace's own loads of ten "
         "minutes and more",
         True,
+        (
+            (
+                "best GPU power limit by Zeus's Eq. 7, V100 trace",
+                f"{r['optimum']['equal']} of {r['optimum']['of']} as by brute force",
+                f"profiling costs at most {percent(ten['energy_worst'])} energy over ten 10-minute epochs",
+            ),
+        ),
     )
     study = r["study"]
     yield Row(
@@ -212,6 +260,13 @@ def loop(r: Data) -> Iterator[Row]:
         ", ".join(ratios) + " that of a loop by hand",
         f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader` (medians at {len(faster)} batch sizes)",
         True,
+        (
+            (
+                "loop of a `pk.Task`: CPU time per step over that of a loop by hand",
+                ", ".join(f"{name} {number(middle(each['ratio']))}x" for name, each in r["loop"].items()),
+                f"its loader is {min(faster):.0f}-{max(faster):.0f}x as fast as `DataLoader`",
+            ),
+        ),
     )
 
 
@@ -225,7 +280,7 @@ def fusion(r: Data) -> Iterator[Row]:
         "resnet8-16": "on 16x16",
         "resnet8-32": "on 32x32",
     }
-    chosen, every = [], []
+    chosen, short, every = [], [], []
     for model, each in r.items():
         label, planned = names.get(model, model), str(each["planner"]["count"])
         gains = {
@@ -234,8 +289,10 @@ def fusion(r: Data) -> Iterator[Row]:
         every += [f"{label} {gain}x at {count}" for count, gain in gains.items()]
         told = f"{gains[planned]}x ({planned})" if planned in gains and planned != "1" else "not fused"
         chosen.append(f"{label} {told}")
+        short.append(f"{label} {told.partition(' (')[0]}")
     what = "fused training, member-steps per CPU second against one by one"
-    yield Row(f"{what} (members, as the planner chooses)", ", ".join(chosen), "", True)
+    brief = "fused training: steps per CPU second over one trial after another", ", ".join(short), ""
+    yield Row(f"{what} (members, as the planner chooses)", ", ".join(chosen), "", True, (brief,))
     yield Row(f"{what}, at all counts tried", "; ".join(every))
     for model, each in r.items():
         rates = each.get("member_steps_per_cpu_s", {})
@@ -250,6 +307,19 @@ def fusion(r: Data) -> Iterator[Row]:
 def lanes(r: Data) -> Iterator[Row]:
     told = [f"{model} {ranged(each['ratio'], 'x')}" for model, each in r.items() if "ratio" in each]
     yield Row("plain PyTorch functions in lanes of one process, steps against one by one", "; ".join(told))
+
+
+FLUID_KINDS = {
+    "rungs in step (Halving, SyncBOHB, Hyperband's brackets in turn)": (
+        "Halving",
+        "Halving of 27",
+        "SyncBOHB",
+        "Hyperband in turn",
+    ),
+    "overlapping brackets (Hyperband, BOHB)": ("Hyperband", "BOHB"),
+    "ASHA": ("ASHA", "ASHA with TPE"),
+}
+"""How the README's table sums Fluid's studies up."""
 
 
 def fluid(r: Data) -> Iterator[Row]:
@@ -268,12 +338,26 @@ def fluid(r: Data) -> Iterator[Row]:
             found.append(f"{algorithm} {' and '.join(parts)}")
         return ", ".join(found)
 
+    def kind(label: str, wanted: Sequence[str]) -> tuple[str, str, str]:
+        parts = []
+        for count in devices:
+            gains = [
+                middle(x["makespan"]) for x in plain if x["algorithm"] in wanted and x["devices"] == count
+            ]
+            parts.append(f"{times(gains)} on {count}" if gains else f"not run on {count}")
+        return (
+            f"Fluid's planner, simulated devices, {label}: makespan of one trial per device over its own",
+            ", ".join(parts),
+            "",
+        )
+
     where = " and ".join(map(str, devices))
     yield Row(
         f"Fluid's planner against one trial per device, simulated, {where} devices: makespan",
         told("makespan"),
         f"{r['arguments']['seeds']} seeds; range over families of networks; sharing overheads from Gavel's measurements",
         True,
+        tuple(kind(label, wanted) for label, wanted in FLUID_KINDS.items()),
     )
     yield Row(
         "the same studies: time to the best loss that both reach",
@@ -594,34 +678,55 @@ def whole_study(label: str) -> Callable[[Data], Iterator[Row]]:
                 f"accuracy {percent(each['accuracy']['mean'])}"
             )
 
+        def quickly(name: str) -> str:
+            each = found[name]
+            return f"{number(middle(each['seconds']))} s, accuracy {percent(each['accuracy']['mean'])}"
+
         seeds = "1 seed" if found["seeds"] == 1 else f"{found['seeds']} seeds"
         yield Row(
             f"whole study, {label}: {r['trials']} configurations x {r['epochs']} epochs, the trained target included",
             side("Penstock"),
             f"Ray Tune {side('Ray Tune')}: {ranged(found['times_shorter_by_seed'], 'x')} as long, seed by seed; {seeds}",
             True,
+            (
+                (
+                    f"whole study, {label}: {r['trials']} configurations x {r['epochs']} epochs, training of the best included",
+                    quickly("Penstock"),
+                    f"Ray Tune {quickly('Ray Tune')}: {ranged(found['times_shorter_by_seed'], 'x')} as long",
+                ),
+            ),
         )
 
     return read
 
 
-def defaults(problem: str, head: bool = True) -> Callable[[Data], Iterator[Row]]:
+def defaults(problem: str, file: str, shifted: bool = False) -> Callable[[Data], Iterator[Row]]:
+    peers = {"optuna": "Optuna", "ray tune": "Ray Tune"}
+    label = f"{problem}, learning rates 10 times as high" if shifted else problem
+
     def read(r: Data) -> Iterator[Row]:
-        peers = {"optuna": "Optuna", "ray tune": "Ray Tune"}
+        ours = " and ".join(ranged(r["faster"][name], "x") for name in peers)
+        high = other(f"{file}_shifted")
+        beside = ""
+        if high:
+            told = [f"{number(middle(high['faster'][name]))}x" for name in peers]
+            beside = f"with learning rates 10 times as high {' and '.join(told)}"
+        brief = f"defaults on {problem}: time of {' and '.join(peers.values())} to the same quality over ours"
         yield Row(
-            f"defaults on {problem}: time to the quality that both reach, against {' and '.join(peers.values())}",
-            " and ".join(ranged(r["faster"][name], "x") for name in peers) + " as fast, seed by seed",
+            f"defaults on {label}: time to the quality that both reach, against {' and '.join(peers.values())}",
+            f"{ours} as fast, seed by seed",
             "; ".join(
-                f"{number(middle(r[name]['penstock_seconds']))} s beside {label}'s {number(middle(r[name]['seconds']))} s"
-                for name, label in peers.items()
+                f"{number(middle(r[name]['penstock_seconds']))} s beside {each}'s {number(middle(r[name]['seconds']))} s"
+                for name, each in peers.items()
             ),
-            head,
+            not shifted,
+            ((brief, ours, beside),),
         )
-        for name, label in peers.items():
+        for name, each in peers.items():
             yield Row(
-                f"defaults on {problem}: seconds to the quality that {label} reaches too",
+                f"defaults on {label}: seconds to the quality that {each} reaches too",
                 ranged(r[name]["penstock_seconds"], " s"),
-                f"{label} {ranged(r[name]['seconds'], ' s')}",
+                f"{each} {ranged(r[name]['seconds'], ' s')}",
             )
 
     return read
@@ -693,12 +798,12 @@ EXTRACT: dict[str, Callable[[Data], Iterator[Row]]] = {
     "sm2_resnet": sm2,
     "sm2_lr_standard": lr_cases("its constants were chosen on these"),
     "sm2_lr_fresh": lr_cases("networks that no constant was chosen on"),
-    "defaults_digits": defaults("digits"),
-    "defaults_fashion": defaults("Fashion-MNIST"),
-    "defaults_characters": defaults("characters"),
-    "defaults_digits_shifted": defaults("digits, learning rates 10 times as high", head=False),
-    "defaults_fashion_shifted": defaults("Fashion-MNIST, learning rates 10 times as high", head=False),
-    "defaults_characters_shifted": defaults("characters, learning rates 10 times as high", head=False),
+    "defaults_digits": defaults("digits", "defaults_digits"),
+    "defaults_fashion": defaults("Fashion-MNIST", "defaults_fashion"),
+    "defaults_characters": defaults("characters", "defaults_characters"),
+    "defaults_digits_shifted": defaults("digits", "defaults_digits", shifted=True),
+    "defaults_fashion_shifted": defaults("Fashion-MNIST", "defaults_fashion", shifted=True),
+    "defaults_characters_shifted": defaults("characters", "defaults_characters", shifted=True),
     "flagship_ablation": ablation,
     "dashboard": dashboard,
     "kills": kills,
@@ -982,7 +1087,8 @@ def page(results: Mapping[str, Data], now: Source | None) -> str:
 def readme_table(results: Mapping[str, Data]) -> str:
     """What stands between the README's markers."""
     rows = [row for name, document in results.items() for row in rows_of(name, document) if row.head]
-    return table(["what", "measured", "beside it"], [[row.what, row.ours, row.beside] for row in rows])
+    lines = [line for row in rows for line in row.brief or ((row.what, row.ours, row.beside),)]
+    return table(["what", "measured", "beside it"], lines)
 
 
 def ablation_table(r: Data) -> str:
