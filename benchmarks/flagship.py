@@ -176,6 +176,8 @@ def main() -> None:
         found = results.setdefault(name, {})
         for seed in range(options.first, options.first + options.seeds):
             done = study(without, known, seed, options.max_epochs, options.iterations).run()
+            if done.state.closed is None or done.state.closed.reason == "interrupted":
+                raise SystemExit("interrupted: nothing is saved")  # half a study is no result
             for key, value in figures(done, known, options.max_epochs).items():
                 found.setdefault(key, []).append(value)
         line = ", ".join(f"{key} {statistics.median(values):.4g}" for key, values in found.items())
