@@ -375,6 +375,8 @@ class Storm:
                         break
             if _over(driver):
                 return True
+            if worker is not None and _worn(store):
+                continue
             before = _records(store), len(read_log(log))
             limited = self._limits_w is not None and self._limits_w() != self._found_w
             with contextlib.suppress(ProcessLookupError):
@@ -441,6 +443,12 @@ class Storm:
             with contextlib.suppress(BaseException):
                 sys.stderr.flush()
             os._exit(status)
+
+
+def _worn(store: Path) -> bool:
+    """Whether a trial may be near to being given up: by the journal, for the book lacks those hit before they wrote."""
+    state, _ = read_journal(store)
+    return any(r.attempts >= _WORKER_KILLS_PER_TRIAL for r in state.trials.values() if not r.status.is_end)
 
 
 def _patiently(driver: int, progress: Callable[[], Any] = lambda: None) -> Iterator[None]:
